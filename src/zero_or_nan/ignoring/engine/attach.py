@@ -39,25 +39,18 @@ class PassHook(partial):  # type: ignore[type-arg]
 class _GetsPlain:
     """A user's hook, called with plain tensors in place of cotangents. Passes that share a node share this wrapper."""
 
-    def __init__(self, hook: Callable[..., Any]) -> None:
-        self.hook = hook
+    def __init__(self, hooks: dict[int, Any], number: int) -> None:
+        self.hooks, self.number, self.hook = hooks, number, hooks[number]
         self.passes = 0
 
     def __call__(self, *gradients: Any) -> Any:
         return self.hook(*map(as_in_pytorch, gradients))
 
-
-class _Restore:
-    """Puts a user's hook back in place of its wrapper, when the last pass that needs the wrapper ends."""
-
-    def __init__(self, hooks: dict[int, Any], number: int, wrapper: _GetsPlain) -> None:
-        self.hooks, self.number, self.wrapper = hooks, number, wrapper
-        wrapper.passes += 1
-
     def remove(self) -> None:
-        self.wrapper.passes -= 1
-        if not self.wrapper.passes and self.hooks.get(self.number) is self.wrapper:
-            self.hooks[self.number] = self.wrapper.hook
+        """Put the hook back in place of this wrapper, when the last pass that needs the wrapper ends."""
+        self.passes -= 1
+        if not self.passes and self.hooks.get(self.number) is self:
+            self.hooks[self.number] = self.hook
 
 
 def put_first(handle: Any) -> list[Any]:
@@ -75,10 +68,11 @@ def put_first(handle: Any) -> list[Any]:
         return handles
     for number, hook in list(hooks.items()):
         if not isinstance(hook, PassHook):
-            wrapper = hook if isinstance(hook, _GetsPlain) else _GetsPlain(hook)
+            wrapper = hook if isinstance(hook, _GetsPlain) else _GetsPlain(hooks, number)
+            wrapper.passes += 1
             del hooks[number]  # C++ calls the hooks in the order of insertion
             hooks[number] = wrapper
-            handles.append(_Restore(hooks, number, wrapper))
+            handles.append(wrapper)
     return handles
 
 

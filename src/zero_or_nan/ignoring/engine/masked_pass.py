@@ -35,7 +35,7 @@ from .higher import constants, is_recorded, tangent_of, without
 from .plan import Ahead, classify, planned
 from .precheck import is_safe
 from .problems import Problems
-from .steps.recomputed import Recomputed
+from .steps.recomputed import Recomputed, reporting
 from .steps.sliced import Sliced
 from .steps.step import Count, Step
 from .steps.transferred import OverNothing, Transferred, is_over_nothing
@@ -146,7 +146,7 @@ class Pass:
                 self._handles.append(node.register_prehook(PassHook(self._enter, node, function, step)))
                 self._handles += put_first(node.register_hook(PassHook(self._leave, node, ahead)))
                 if step is Recomputed:
-                    self._handles.append(Recomputed.prepare(node, self))
+                    self._handles.append(reporting(node))
             self._before = current()
             set_current(self)
         except BaseException:
@@ -181,8 +181,9 @@ class Pass:
 
     def recomputing(self, function: Any) -> Recomputed | None:
         """The running step of the checkpoint that computes this function again; None if there is none."""
-        steps = [step for node, step in self._running.items() if getattr(node, "run_function", None) is function]
-        return steps[0] if steps and isinstance(steps[0], Recomputed) and current() is self else None
+        steps = (step for node, step in self._running.items() if getattr(node, "run_function", None) is function)
+        step = next(steps, None)
+        return step if isinstance(step, Recomputed) else None
 
     def inner(self, roots: Sequence[Any], keep: Iterable[Edge]) -> Pass:
         """A pass inside of this one, over a part of the graph that was computed again."""

@@ -198,7 +198,7 @@ def one_by_one(function: Callable[[Any, bool | None], Any], batch: Sequence[Any]
 
 
 def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignored: str, rest: dict[str, Any]) -> Any:
-    edges = each(_edge_of_masked, _as_results(inputs)) if ignored == "masked" else {}
+    edges = each(_edge_of_masked, _as_results(inputs)) if ignored == "masked" else ()
     with _pass(roots, edges, inputs, rest["create_graph"]) as masked_pass:
         result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
     if ignored == "zero":
@@ -206,7 +206,7 @@ def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignore
     return each(lambda gradient, edge: _masked(gradient, edge, masked_pass), result, edges)
 
 
-def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, recorded: bool = False) -> Any:
+def _pass(roots: Sequence[Any], edges: Any = (), asked_for: Any = None, recorded: bool = False) -> Any:
     """The context for PyTorch's engine: a masked pass, or no context if plain backward is enough.
 
     Plain backward is not enough if masks are asked for. If the gradient is differentiated again, or has tangents in
@@ -218,13 +218,9 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, record
     graph = needed_from(roots, tensors_in(asked_for))
     unsafe: list[Any] = []
     is_enough = plain_is_enough(graph, recorded, unsafe)
-    if edges is None or not edges:
-        if not on_any_process(not is_enough, roots, graph):
-            return _PLAIN
-        kept: Any = ()
-    else:
-        kept = edges.values() if isinstance(edges, dict) else edges
-    keep = [edge for edge in kept if edge is not None]
+    if not edges and not on_any_process(not is_enough, roots, graph):
+        return _PLAIN
+    keep = [edge for edge in (edges.values() if isinstance(edges, dict) else edges) if edge is not None]
     masked_pass = Pass(roots, graph, keep, asked_for=_inside(asked_for), unsafe=unsafe, by_rules_alone=recorded)
     masked_pass.count = count
     return masked_pass

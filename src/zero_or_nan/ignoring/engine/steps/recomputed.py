@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ....functions.graph import edge_of
 from ....masks.mask import Mask, everywhere
-from .step import Owner, Results, Step
+from ..attach import current
+from .step import Results, Step
 
 CHECKPOINT = "CheckpointFunctionBackward"
 
@@ -41,11 +42,6 @@ class Recomputed(Step):
         if self.inside is not None:
             self.inside.__exit__(RuntimeError)
 
-    @staticmethod
-    def prepare(node: Any, owner: Owner) -> Any:
-        """Make the checkpoint's function report its outputs to the pass that runs, until the handle is removed."""
-        return _Subscription(node, owner)
-
     def recomputed(self, inputs: Sequence[Any], outputs: Any) -> None:
         """Begin an inner pass over the part of the graph that was just computed again."""
         results = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
@@ -61,36 +57,37 @@ class Recomputed(Step):
                 self.inside.send((result.grad_fn, result.output_nr), everywhere(False, result) if unused else mask)
 
 
-class _Subscription:
-    """Makes a checkpoint's function report its outputs to a pass. Several passes may share the node."""
-
-    lock = threading.Lock()
-
-    def __init__(self, node: Any, owner: Owner) -> None:
-        self.node, self.owner = node, owner
-        with self.lock:
-            if not isinstance(node.run_function, _Reporting):
-                node.run_function = _Reporting(node.run_function)
-            self.reporting = node.run_function
-            self.reporting.passes.append(owner)
-
-    def remove(self) -> None:
-        with self.lock:
-            self.reporting.passes.remove(self.owner)
-            if not self.reporting.passes and self.node.run_function is self.reporting:
-                self.node.run_function = self.reporting.function
+_lock = threading.Lock()
 
 
 class _Reporting:
-    """A checkpoint's function that reports its outputs to the pass that runs."""
+    """A checkpoint's function that reports its outputs to the pass that runs. Several passes may share the node."""
 
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        self.passes: list[Owner] = []
+    def __init__(self, node: Any) -> None:
+        self.node, self.function = node, node.run_function
+        self.passes = 0
 
     def __call__(self, *inputs: Any) -> Any:
         outputs = self.function(*inputs)
-        steps = [step for step in (owner.recomputing(self) for owner in self.passes) if step is not None]
-        if steps:
-            steps[-1].recomputed(inputs, outputs)
+        running = current()
+        step = None if running is None else running.recomputing(self)
+        if step is not None:
+            step.recomputed(inputs, outputs)
         return outputs
+
+    def remove(self) -> None:
+        """Put the function back, when the last pass that needs its outputs ends."""
+        with _lock:
+            self.passes -= 1
+            if not self.passes and self.node.run_function is self:
+                self.node.run_function = self.function
+
+
+def reporting(node: Any) -> _Reporting:
+    """Make a checkpoint's function report its outputs to the pass that runs. Returns a handle to `remove`."""
+    with _lock:
+        if not isinstance(node.run_function, _Reporting):
+            node.run_function = _Reporting(node)
+        node.run_function.passes += 1
+        function: _Reporting = node.run_function
+    return function

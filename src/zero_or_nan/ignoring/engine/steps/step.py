@@ -59,9 +59,6 @@ class Owner(Protocol):
     def inner(self, roots: Sequence[Any], keep: Iterable[Edge]) -> Any:
         """A pass inside of this one, over a part of the graph that was computed again."""
 
-    def recomputing(self, function: Any) -> Any:
-        """The running step that computes this function again; None if there is none."""
-
 
 class Step:
     """The run of one of PyTorch's own derivatives, on cotangents that know their masks."""
