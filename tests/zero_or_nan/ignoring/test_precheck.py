@@ -176,7 +176,7 @@ def test_the_tensors_of_many_nodes_are_checked_together(function, number, is_saf
     total = sum(function(x, number if turn == 3 else 2.0) for turn in range(precheck.TOGETHER))
     with mock.patch.object(precheck, "_accepted_here", wraps=precheck._accepted_here) as checks:
         assert graph_is_safe(total) is is_safe
-    assert not is_safe or number < 0 or checks.call_count < 5
+    assert not is_safe or number < 0 or checks.call_count < 20
 
 
 @pytest.mark.parametrize("hooked", [0, 5])

@@ -189,8 +189,8 @@ def without(value: Tensor, mask: Tensor) -> Tensor:
 
 def step_here() -> Run | None:
     """The derivative call that runs in this thread; None if there is none, or if it gets plain tensors."""
-    running = current()
-    step = None if running is None else running.step_at(_running_node())
+    masked_pass = current()
+    step = None if masked_pass is None else masked_pass.running.get(_running_node())
     return step if step is not None and step.on_cotangents else None
 
 

@@ -93,6 +93,7 @@ class Pass:
             no mask here.
         forward: if the pass is recorded, all nodes that it may differentiate: what is behind them, it has recorded.
         entered: if the pass is recorded, each tensor between the nodes, with the cotangent that it became.
+        running: the steps of the nodes whose derivatives run now.
     """
 
     raises_bugs = False
@@ -120,7 +121,7 @@ class Pass:
         self.keep = set(keep)
         self.masks: dict[Edge, Mask] = {}
         self._arrived: dict[Edge, _Arrived] = {}
-        self._running: dict[Any, Step] = {}
+        self.running: dict[Any, Step] = {}
         self.entered: dict[int, tuple[Tensor, Cotangent]] = {}
         self._engine_pass: int | None = None
         self._handles: list[Any] = []
@@ -181,17 +182,13 @@ class Pass:
 
     def recomputing(self, function: Any) -> Recomputed | None:
         """The running step of the checkpoint that computes this function again; None if there is none."""
-        steps = (step for node, step in self._running.items() if getattr(node, "run_function", None) is function)
+        steps = (step for node, step in self.running.items() if getattr(node, "run_function", None) is function)
         step = next(steps, None)
         return step if isinstance(step, Recomputed) else None
 
     def inner(self, roots: Sequence[Any], keep: Iterable[Edge]) -> Pass:
         """A pass inside of this one, over a part of the graph that was computed again."""
         return Pass(roots, held_from(roots), keep, self)
-
-    def step_at(self, node: Any) -> Step | None:
-        """The step of a node whose derivative runs now; None if it does not run."""
-        return self._running.get(node)
 
     def is_safe_ahead(self, node: Any) -> bool:
         """True if plain PyTorch's backward can be trusted from this node on."""
@@ -230,7 +227,7 @@ class Pass:
         values, masks = arrived
         if self.count is not None:
             self.count.see(node, masks)
-        self._running[node] = step = step_type(self, node, function, masks)
+        self.running[node] = step = step_type(self, node, function, masks)
         return tuple(step.begin(values))
 
     def _at_constants(self, node: Any, number: int, value: Any) -> Any:
@@ -250,7 +247,7 @@ class Pass:
         """The hook after an interpreted node: ends its step."""
         if not self._is_mine():
             return None
-        step = self._running.pop(node, None)
+        step = self.running.pop(node, None)
         if torch.is_grad_enabled():
             selects = step.selects if type(step) is Sliced else classify(node).function.may_select(node)
             mark_formula(node, selects, results, arriving, self.forward)
@@ -355,7 +352,8 @@ class Pass:
             values.append(value)
             if mask is not None:
                 has_to_run = True
-            if not carries or on_cotangents and _is_anothers(value):
+            is_anothers = on_cotangents and value is not None and dispatches(value) and is_dense(value)
+            if not carries or is_anothers:
                 unmaskable = value
         if unmaskable is not None:
             self._pass_by(unmaskable)
@@ -400,10 +398,10 @@ class Pass:
 
     def _is_mine(self) -> bool:
         """True if the engine runs for this pass. Another thread's pass, or a hook's, may share the nodes."""
-        running = engine_run()
+        run = engine_run()
         if self._engine_pass is None and current() is self:
-            self._engine_pass = running
-        return running == self._engine_pass
+            self._engine_pass = run
+        return run == self._engine_pass
 
     def _pass_by(self, unmaskable: Any) -> None:
         """Leave a node to plain PyTorch, because a tensor that arrives there can't carry a mask."""
@@ -420,13 +418,13 @@ class Pass:
     def _let_go(self) -> None:
         """Remove the hooks, and free what the pass holds."""
         self._aside.__exit__(None, None, None)
-        for step in self._running.values():
+        for step in self.running.values():
             step.abandon()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._arrived.clear()
-        self._running.clear()
+        self.running.clear()
         self.entered.clear()
         self.graph = self.forward = {}
 
@@ -444,11 +442,6 @@ def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
     if _is_zerotensor(value) and function_of(node.name()) != "Sgn":
         return everywhere(False, value)
     return mask
-
-
-def _is_anothers(value: Any) -> bool:
-    """True for a tensor of an unknown subclass that has its own `__torch_dispatch__`."""
-    return value is not None and dispatches(value) and is_dense(value)
 
 
 _NOTHING_IGNORED = _Arrived(None, None, 0)

@@ -34,8 +34,14 @@ WORTH_REMEMBERING = 10_000
 SMALL = 5000
 """Up to this number of elements, it pays to copy tensors and check them together."""
 
-TOGETHER = 50
-"""The largest number of tensors that are checked together. Their copy has a megabyte of float32 at most."""
+TOGETHER = 500
+"""The largest number of tensors that are checked together."""
+
+ROOM = 1 << 18
+"""The largest number of elements that are copied to be checked together: a megabyte of float32."""
+
+MANY = 16
+"""From this number of nodes of one kind on, it pays to test whether their saved tensors can be checked together."""
 
 _DENSE = (Tensor, Parameter)
 _UNKNOWN = object()
@@ -51,14 +57,15 @@ class _Precheck:
         seen: the results for large tensors. Several nodes may save the same tensor: a relu's result is the next
             layer's input.
         elsewhere: measures of tensors on another device, with their nodes. They are fetched at the end, together.
-        small: by condition, the nodes with a small tensor. The tensors of a list are checked together.
+        small: two lists of nodes with a small tensor: it must be finite (first list) or moderate (second list). The
+            tensors of a list are checked together.
     """
 
     def __init__(self) -> None:
         self.refused: list[Any] = []
         self.seen: dict[tuple[Any, ...], bool | _Measured] = {}
         self.elsewhere: list[tuple[Any, _Measured]] = []
-        self.small: dict[Condition, list[tuple[Any, Tensor]]] = {}
+        self.small: tuple[list[tuple[Any, Tensor]], ...] = ([], [])
 
     def check(self, nodes: list[Any], checks: Checks | None) -> None:
         """Check nodes of one kind."""
@@ -74,15 +81,36 @@ class _Precheck:
                 if number != 1 and number is not None and not _is_moderate(number, node):
                     self.refused.append(node)
         for place in places:
-            small = self.small.setdefault(place.condition, [])
-            for node in nodes:
-                tensor = _small(node, place)
-                if tensor is not None:
-                    small.append((node, tensor))
-                    if len(small) >= TOGETHER:
-                        self._check_small(place.condition)
-                elif not self._accepts(node, place):
-                    self.refused.append(node)
+            if len(nodes) < MANY:
+                self._check_each(nodes, place)
+                continue
+            for start in range(0, len(nodes), TOGETHER):
+                some = nodes[start : start + TOGETHER]
+                if not _accepts_alike(some, place):
+                    self._check_each(some, place)
+
+    def _check_each(self, nodes: list[Any], place: Saved) -> None:
+        """Check nodes one by one. Small tensors are only collected, to be checked together."""
+        _, unpack_hook, saved, condition = place
+        small = None if condition is AWAY_FROM_ZERO else self.small[condition is MODERATE]
+        for node in nodes:
+            if small is not None:
+                try:
+                    if unpack_hook(node) is None:
+                        tensor = saved(node)
+                        if (
+                            _facts(tensor) in _USUAL
+                            and 0 < tensor.numel() <= SMALL
+                            and tensor.untyped_storage().data_ptr()
+                        ):
+                            small.append((node, tensor))
+                            if len(small) > ROOM // SMALL:
+                                self._check_small(condition, small)
+                            continue
+                except (AttributeError, RuntimeError):  # several tensors, None, or a freed tensor
+                    pass
+            if not self._accepts(node, place):
+                self.refused.append(node)
 
     def _accepts(self, node: Any, place: Saved) -> bool:
         """True if the tensors in one place of a node meet its condition. Another device's measures are not awaited."""
@@ -127,19 +155,20 @@ class _Precheck:
 
     def finish(self) -> None:
         """Check the small tensors, and fetch the measures from other devices."""
-        for condition in self.small:
-            self._check_small(condition)
+        finite, moderate = self.small
+        if finite:
+            self._check_small(FINITE, finite)
+        if moderate:
+            self._check_small(MODERATE, moderate)
         if self.elsewhere:
             self._check_elsewhere()
 
-    def _check_small(self, condition: Condition) -> None:
+    def _check_small(self, condition: Condition, small: list[tuple[Any, Tensor]]) -> None:
         """Check small tensors together: most of the time goes into calling PyTorch."""
-        small = self.small[condition]
-        if len(small) > 1 and _accepted_here(joined([tensor for _, tensor in small]), condition):
-            small.clear()
-        for node, tensor in small:
-            if not _accepted_here(tensor, condition):
-                self.refused.append(node)
+        if len(small) == 1 or not _accepted_here(joined([tensor for _, tensor in small]), condition):
+            for node, tensor in small:
+                if not _accepted_here(tensor, condition):
+                    self.refused.append(node)
         small.clear()
 
     def _check_elsewhere(self) -> None:
@@ -189,6 +218,24 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
     return not checking.refused
 
 
+def _accepts_alike(nodes: list[Any], place: Saved) -> bool:
+    """True if many small tensors are alike and meet their condition. If False, the caller checks each by itself."""
+    try:
+        if list(map(place.unpack_hook, nodes)).count(None) != len(nodes):
+            return False
+        tensors = list(map(place.saved, nodes))
+        facts = set(map(_facts, tensors))
+        return (
+            (facts <= _USUAL or facts == _NUMBERS and not tensors[0].dim())
+            and 0 < tensors[0].numel() <= min(SMALL, ROOM // len(tensors))
+            and all(map(Tensor.data_ptr, tensors))
+            and not any(map(Tensor.storage_offset, tensors))  # with an offset, the address is not 0 for freed memory
+            and _accepted_here(torch.stack(tensors).to(torch.float32), place.condition)  # a number becomes a factor
+        )
+    except (AttributeError, RuntimeError):  # several tensors, None, a freed tensor, or another shape
+        return False
+
+
 def _numbers_here(saved: Any) -> Tensor | None:
     """The dense tensor that has the numbers of a saved tensor on this process; None if there is none."""
     if type(saved) not in _DENSE:
@@ -211,23 +258,8 @@ def _measured(tensor: Tensor, condition: Condition) -> bool | _Measured:
 _facts = attrgetter("__class__", "dtype", "is_cpu", "is_nested")
 _USUAL = {(kind, torch.float32, True, False) for kind in _DENSE}
 """The facts of a tensor that can be checked together with others."""
-_NUMBER = (Tensor, torch.float64, True, False)
-"""The facts of a Python number, as PyTorch saves it. It has no dimensions."""
-
-
-def _small(node: Any, place: Saved) -> Tensor | None:
-    """The tensor in one place of a node, if it can be checked together with others; else None."""
-    try:
-        if place.unpack_hook(node) is None:
-            tensor: Tensor = place.saved(node)
-            facts = _facts(tensor)
-            if facts == _NUMBER and not tensor.dim():
-                return tensor.float()  # a number becomes a factor
-            if facts in _USUAL and 0 < tensor.numel() <= SMALL and tensor.untyped_storage().data_ptr():
-                return tensor
-    except (AttributeError, RuntimeError):  # several tensors, None, or a freed tensor
-        pass
-    return None
+_NUMBERS = {(Tensor, torch.float64, True, False)}
+"""The facts of Python's numbers, as PyTorch saves them."""
 
 
 def _accepted_here(tensor: Tensor, condition: Condition) -> bool:

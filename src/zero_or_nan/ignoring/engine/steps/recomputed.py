@@ -69,8 +69,8 @@ class _Reporting:
 
     def __call__(self, *inputs: Any) -> Any:
         outputs = self.function(*inputs)
-        running = current()
-        step = None if running is None else running.recomputing(self)
+        masked_pass = current()
+        step = None if masked_pass is None else masked_pass.recomputing(self)
         if step is not None:
             step.recomputed(inputs, outputs)
         return outputs

@@ -112,7 +112,10 @@ class Step:
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         """Begin the step with the plain cotangents that arrive. Returns the arguments for the derivative."""
         if self.compares:
-            self._watch_comparisons()
+            first, *others = (ahead is not None for ahead, _ in self.node.next_functions)
+            # `clamp` compares its input with its bounds. If the bounds have no gradient, a NaN in them does not matter.
+            self._comparisons = self.comparing(first and not any(others))
+            self._comparisons.start()
         cotangents = [
             value if value is None else self.cotangent(value, mask)
             for value, mask in zip(arriving, self.masks, strict=True)
@@ -161,13 +164,6 @@ class Step:
         metadata = self.node._input_metadata[number]
         zeros = torch.zeros(tuple(metadata.shape), dtype=metadata.dtype, device=metadata.device)
         return Cotangent(zeros, torch.zeros_like(zeros, dtype=torch.bool), self)
-
-    def _watch_comparisons(self) -> None:
-        """Watch the derivative's comparisons until the step ends."""
-        first, *others = (ahead is not None for ahead, _ in self.node.next_functions)
-        # `clamp` compares its input with its bounds. If the bounds have no gradient, a NaN in them does not matter.
-        self._comparisons = self.comparing(first and not any(others))
-        self._comparisons.start()
 
     def where_unordered(self, condition: Tensor) -> Mask:
         """The elements at which a condition of the derivative compared a NaN; None if there are none."""
