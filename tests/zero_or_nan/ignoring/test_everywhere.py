@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.engine import passes
 
 nan, inf = math.nan, math.inf
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -186,24 +185,6 @@ def test_a_checkpoint_refuses_grad_in_pytorchs_words():
 
 
 # Sparse gradients.
-
-
-@pytest.mark.parametrize("careful", [True, False])
-def test_sparse_gradients_of_embeddings(careful, monkeypatch):
-    if careful:
-        monkeypatch.setattr(passes, "is_safe", lambda *_: False)
-    tables = []
-    for auto in (torch.autograd, ignoring):
-        torch.manual_seed(0)
-        table = nn.Embedding(4, 2, sparse=True)
-        optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            auto.backward(table(torch.tensor([0, 2, 2])).square().sum())
-            assert table.weight.grad.layout is torch.sparse_coo
-            optimizer.step()
-        tables.append(table.weight.detach())
-    assert torch.equal(*tables)
 
 
 def test_a_sparse_gradient_of_a_contaminated_loss():

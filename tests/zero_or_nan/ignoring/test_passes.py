@@ -210,15 +210,6 @@ def test_an_input_beside_what_was_freed_is_fixed():
     assert gradient.tolist() == [0.0, 0.0]
 
 
-def test_the_graph_is_freed_after_a_careful_pass_and_kept_on_demand():
-    x = leaf(1.0, 100.0)
-    loss = guard(x).sum()
-    ignoring.grad(loss, x, retain_graph=True)
-    ignoring.grad(loss, x)
-    with pytest.raises(RuntimeError, match="second time"):
-        ignoring.grad(loss, x)
-
-
 def test_an_unknown_word_for_ignored_is_refused():
     x = leaf(1.0)
     with pytest.raises(ValueError, match='\'nan\'.*"zero".*"masked"'):
