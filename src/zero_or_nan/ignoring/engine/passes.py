@@ -198,7 +198,9 @@ def one_by_one(function: Callable[[Any, bool | None], Any], batch: Sequence[Any]
 
 
 def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignored: str, rest: dict[str, Any]) -> Any:
-    edges = each(_edge_of_masked, _as_results(inputs)) if ignored == "masked" else ()
+    edges: Any = ()
+    if ignored == "masked":
+        edges = each(_edge_of_masked, inputs if isinstance(inputs, dict) else sequence(inputs))
     with _pass(roots, edges, inputs, rest["create_graph"]) as masked_pass:
         result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
     if ignored == "zero":
@@ -221,7 +223,8 @@ def _pass(roots: Sequence[Any], edges: Any = (), asked_for: Any = None, recorded
     if not edges and not on_any_process(not is_enough, roots, graph):
         return _PLAIN
     keep = [edge for edge in (edges.values() if isinstance(edges, dict) else edges) if edge is not None]
-    masked_pass = Pass(roots, graph, keep, asked_for=_inside(asked_for), unsafe=unsafe, by_rules_alone=recorded)
+    inside = [tensor for tensor in tensors_in(asked_for) if getattr(tensor, "grad_fn", None) is not None]  # no leaves
+    masked_pass = Pass(roots, graph, keep, asked_for=inside, unsafe=unsafe, by_rules_alone=recorded)
     masked_pass.count = count
     return masked_pass
 
@@ -252,16 +255,6 @@ def each(function: Callable[..., Any], *results: Any) -> Any:
 def tensors_in(inputs: Any) -> Iterable[Any]:
     """The tensors or graph edges in one, several, a dict of them, or None."""
     return inputs.values() if isinstance(inputs, dict) else () if inputs is None else sequence(inputs)
-
-
-def _inside(inputs: Any) -> list[Tensor]:
-    """The inputs that are not leaves."""
-    return [tensor for tensor in tensors_in(inputs) if isinstance(tensor, Tensor) and tensor.grad_fn is not None]
-
-
-def _as_results(inputs: Any) -> Any:
-    """The inputs in the form of the result: a dict or a tuple."""
-    return inputs if isinstance(inputs, dict) else sequence(inputs)
 
 
 def _edge_of_masked(tensor: Any) -> Edge | None:
