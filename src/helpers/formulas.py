@@ -1,8 +1,8 @@
 """Formulas that people write for losses and geometry, the points at which they break, and the formulas to copy instead.
 
-All statements about a formula are in this file: the code, the point, and the gradient that mathematics gives at the
-point. (`helpers.points` does the same for the atlas.) The rest is measured when the table is shown. The page shows the
-same lines of code, and a test compares the two.
+The page *Losses and geometry* has the code. This file reads it from there, so readers copy the code that is measured.
+All other statements about a formula are here: the point, and the gradient that mathematics gives at the point. The rest
+is measured when the table is shown.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from torch import Tensor
 from . import show
 from .entries import MASKED, Entries, Kind, describe, nested, outcome
 from .threads import Thread
+
+_PAGE = Path(__file__).resolve().parents[2] / "chapters" / "losses-and-geometry.md"
 
 Given = Mapping[str, Any]
 """The values of the names that a formula needs in addition to `x`."""
@@ -34,25 +38,22 @@ class Formula:
     Args:
         name: the name that people use, with the point.
         section: the heading of its section on the page.
-        by_hand: the code of the function that people write.
-        write: the code of the function to copy.
-        call: a call of `write`, with `x` and the names in `given`. A call of `by_hand` has `_by_hand` before its `(`.
+        call: a call of the function to copy, with `x` and the names in `given`. The function that people write has the
+            same name with `_by_hand` at its end.
         at: the value of `x` at the point, a number or nested lists of numbers.
         gradient: the gradient that plain PyTorch gives at the point for the formula by hand.
         reference: the gradient at the point, from an independent formula. It is `MASKED` at each element that the
-            formula
-            to copy leaves out. None if there is no gradient.
+            formula to copy leaves out. None if there is no gradient.
         effect: what the formula to copy does about the point: one of the words in `helpers.atlas.EFFECTS`.
         ordinary: returns ordinary inputs, the same in every call: `x` and the other names.
         ulps: how far the formula to copy may be from float64 on ordinary inputs. See `furthest`.
         given: the values of the other names at the point.
         chosen: the gradient of the formula to copy, if it is not the reference.
+        hidden: the code of the function that people write, if the page does not show it.
     """
 
     name: str
     section: str
-    by_hand: str
-    write: str
     call: str
     at: Any
     gradient: Any
@@ -62,6 +63,17 @@ class Formula:
     ulps: int
     given: Given = field(default_factory=dict)
     chosen: Any = None
+    hidden: str = ""
+
+    @property
+    def by_hand(self) -> str:
+        """The code of the function that people write."""
+        return self.hidden or _shown(f"{self.call.partition('(')[0]}_by_hand")
+
+    @property
+    def write(self) -> str:
+        """The code of the function to copy."""
+        return _shown(self.call.partition("(")[0])
 
     @property
     def anchor(self) -> str:
@@ -117,6 +129,18 @@ class Formula:
             value = eval(self.call if copied else self.call.replace("(", "_by_hand(", 1), names)
             (gradient,) = torch.autograd.grad(value.sum(), x)
         return value.detach(), gradient
+
+
+@cache
+def _shown(name: str) -> str:
+    """The code of a function on the page, after the functions in the same cell that it calls."""
+    for cell in re.findall(
+        r"^```\{code-cell\}.*?\n(.*?)^```$", _PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    ):
+        if f"def {name}(" in cell:
+            functions = re.findall(r"^def .*?\n(?=\S|\Z)", cell, re.DOTALL | re.MULTILINE)
+            return "\n\n\n".join(function.rstrip() for function in functions)
+    raise LookupError(f"no cell of {_PAGE} defines the function {name}")
 
 
 def formulas(rows: Sequence[Formula]) -> None:
@@ -200,142 +224,6 @@ def _rotations() -> tuple[Tensor, Given]:
     return torch.where(q[:, :1] < 0, -q, q), {}
 
 
-KL = (
-    """def kl_by_hand(p, logits):
-    q = logits.softmax(-1)
-    return (p * (p / q).log()).sum(-1)""",
-    """def kl(p, logits):
-    log_q = torch.where(p > 0, logits.log_softmax(-1), 0.0)
-    return F.kl_div(log_q, p, reduction="none").sum(-1)""",
-)
-ENTROPY = (
-    """def entropy_by_hand(logits):
-    log_p = logits.log_softmax(-1)
-    return -(log_p.exp() * log_p).sum(-1)""",
-    """def entropy(logits):
-    log_p = logits.log_softmax(-1)
-    p = log_p.exp()
-    return -(p * torch.where(p > 0, log_p, 0.0)).sum(-1)""",
-)
-BCE = (
-    """def bce_by_hand(logits, y):
-    p = logits.sigmoid()
-    return -(y * p.log() + (1 - y) * (1 - p).log())""",
-    """def bce(logits, y):
-    loss = F.binary_cross_entropy_with_logits
-    return loss(logits, y, reduction="none")""",
-)
-BCE_LOSS = """def bce_by_hand(logits, y):
-    return F.binary_cross_entropy(logits.sigmoid(), y, reduction="none")"""
-FOCAL = (
-    """def focal_by_hand(logits, y, gamma=0.5):
-    p = logits.sigmoid()
-    p = torch.where(y > 0, p, 1 - p)
-    return -((1 - p) ** gamma) * p.log()""",
-    """def focal(logits, y, gamma=0.5):
-    s = torch.where(y > 0, logits, -logits)  # y is 0 or 1
-    return -F.logsigmoid(s) * (gamma * F.logsigmoid(-s)).exp()""",
-)
-CTC = (
-    """def ctc_by_hand(logits, targets, frames, lengths):
-    log_p = logits.log_softmax(-1)
-    return F.ctc_loss(log_p, targets, frames, lengths)""",
-    """def ctc(logits, targets, frames, lengths):
-    log_p = logits.log_softmax(-1)
-    options = {"reduction": "none", "zero_infinity": True}
-    losses = F.ctc_loss(log_p, targets, frames, lengths, **options)
-    place = torch.arange(1, targets.shape[1], device=targets.device)
-    twice = targets[:, 1:] == targets[:, :-1]
-    twice = (twice & (place < lengths[:, None])).sum(1)
-    fits = frames >= lengths + twice  # a blank between equal labels
-    losses = losses / lengths.clamp(min=1)
-    return losses.sum() / fits.sum().clamp(min=1)""",
-)
-COSINE = (
-    """def cosine_by_hand(a, b):
-    return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))""",
-    """def cosine(a, b):
-    some = a.any(-1) & b.any(-1)
-    a = torch.where(some[..., None], a, 1.0)
-    return torch.where(some, F.cosine_similarity(a, b, dim=-1), 0.0)""",
-)
-_AREAS = """    most, least = torch.maximum(a, b), torch.minimum(a, b)
-    inner = (least[..., 2:] - most[..., :2]).clamp(min=0).prod(-1)
-    hull = (most[..., 2:] - least[..., :2]).prod(-1)
-    one, other = [(c[..., 2:] - c[..., :2]).prod(-1) for c in (a, b)]
-    union = one + other - inner
-"""
-GIOU = (
-    f"""def giou_by_hand(a, b):
-{_AREAS}    return inner / union - (hull - union) / hull""",
-    f"""def ratio(a, b):
-    return torch.where(b > 0, a / torch.where(b > 0, b, 1.0), 0.0)
-
-
-def giou(a, b):
-{_AREAS}    return ratio(inner, union) - ratio(hull - union, hull)""",
-)
-SI_SDR = (
-    """def si_sdr_by_hand(estimate, target):
-    energy = target.square().sum(-1, True)
-    wanted = (estimate * target).sum(-1, True) / energy * target
-    top = wanted.square().sum(-1)
-    bottom = (estimate - wanted).square().sum(-1)
-    return 10 * (top / bottom).log10()""",
-    """def si_sdr(estimate, target, eps=1e-8):
-    energy = target.square().sum(-1, True) + eps
-    wanted = (estimate * target).sum(-1, True) / energy * target
-    top = wanted.square().sum(-1) + eps
-    bottom = (estimate - wanted).square().sum(-1) + eps
-    return 10 * (top / bottom).log10()""",
-)
-POLICY = (
-    """def policy_by_hand(new, old, advantage, eps=0.2):
-    ratio = (new - old).exp()
-    clipped = ratio.clamp(1 - eps, 1 + eps)
-    return -torch.minimum(ratio * advantage, clipped * advantage)""",
-    """def policy(new, old, advantage, eps=0.2):
-    ratio = (new - old).clamp(max=20).exp()
-    clipped = ratio.clamp(1 - eps, 1 + eps)
-    return -torch.minimum(ratio * advantage, clipped * advantage)""",
-)
-AXIS_ANGLE = (
-    """def axis_angle_by_hand(q):
-    w, v = q[..., :1], q[..., 1:]
-    n = v.square().sum(-1, True).sqrt()
-    scale = 2 * torch.atan2(n, w) / n
-    return torch.where(n > 0, scale, 2.0) * v""",
-    """def axis_angle(q):
-    q = torch.where(q[..., :1] < 0, -q, q)  # the same rotation
-    w, v = q[..., :1], q[..., 1:]
-    square = v.square().sum(-1, True)
-    tiny = square < 1e-6 * w**2
-    n = torch.where(tiny, 1.0, square).sqrt()
-    scale = 2 * torch.atan2(n, w) / n
-    w = torch.where(tiny, w, 1.0)
-    series = 2 / w - 2 * square / (3 * w**3)
-    return torch.where(tiny, series, scale) * v""",
-)
-QUATERNION = (
-    """def quaternion_by_hand(v):
-    angle = v.square().sum(-1, True).sqrt()
-    axis = v / angle
-    sine = (angle / 2).sin()
-    return torch.cat([(angle / 2).cos(), sine * axis], -1)""",
-    """def quaternion(v):
-    angle = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-    scale = torch.sinc(angle / (2 * torch.pi)) / 2
-    return torch.cat([(angle / 2).cos(), scale * v], -1)""",
-)
-STANDARDIZED = (
-    """def standardized_by_hand(a):
-    return (a - a.mean()) / (a.std() + 1e-8)""",
-    """def standardized(a):
-    spread = a.std(correction=min(1, a.numel() - 1))
-    return (a - a.mean()) / (spread + 1e-8)""",
-)
-
-
 def _entropy_slopes(logits: Sequence[float]) -> list[float]:
     """−p·(log p + H), computed by Python and not by PyTorch."""
     total = sum(map(math.exp, logits))
@@ -348,7 +236,6 @@ FORMULAS = (
     Formula(
         "BCE by hand, a confident and wrong logit",
         "BCE: a confident logit",
-        *BCE,
         "bce(x, y)",
         20.0,
         math.nan,
@@ -361,8 +248,6 @@ FORMULAS = (
     Formula(
         "BCELoss of a sigmoid, the same logit",
         "BCE: a confident logit",
-        BCE_LOSS,
-        BCE[1],
         "bce(x, y)",
         20.0,
         0.0,
@@ -371,11 +256,11 @@ FORMULAS = (
         _logits,
         8,
         {"y": 0.0},
+        hidden='def bce_by_hand(logits, y):\n    return F.binary_cross_entropy(logits.sigmoid(), y, reduction="none")',
     ),
     Formula(
         "KL, a target of 0",
         "KL divergence: a target of 0",
-        *KL,
         "kl(p, x)",
         [0.0, 0.0, 0.0],
         [math.nan] * 3,
@@ -388,7 +273,6 @@ FORMULAS = (
     Formula(
         "entropy, a masked logit",
         "Entropy: a masked logit",
-        *ENTROPY,
         "entropy(x)",
         [0.0, 1.0, -math.inf],
         [math.nan] * 3,
@@ -400,7 +284,6 @@ FORMULAS = (
     Formula(
         "focal loss, logits −200 and 100",
         "Focal loss: confident logits",
-        *FOCAL,
         "focal(x, y)",
         [-200.0, 100.0],
         [math.nan, math.nan],
@@ -413,7 +296,6 @@ FORMULAS = (
     Formula(
         "CTC, two equal labels in two frames",
         "CTC: a target that does not fit",
-        *CTC,
         "ctc(x, targets, frames, lengths)",
         [[[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]],
         [[[math.nan, math.nan], [1 / 12, -1 / 12]]] * 2,
@@ -426,7 +308,6 @@ FORMULAS = (
     Formula(
         "cosine of a zero vector",
         "Cosine of a zero vector",
-        *COSINE,
         "cosine(x, b)",
         [0.0, 0.0],
         [math.nan, math.nan],
@@ -440,7 +321,6 @@ FORMULAS = (
     Formula(
         "GIoU of two empty boxes",
         "IoU and GIoU of empty boxes",
-        *GIOU,
         "giou(x, b)",
         [1.0, 1.0, 1.0, 1.0],
         [math.nan] * 4,
@@ -454,7 +334,6 @@ FORMULAS = (
     Formula(
         "SI-SDR, a silent target",
         "SI-SDR and SI-SNR of silence",
-        *SI_SDR,
         "si_sdr(x, target)",
         [0.5, -0.5],
         [math.nan, math.nan],
@@ -468,7 +347,6 @@ FORMULAS = (
     Formula(
         "policy ratio, log-ratio 100, advantage 1",
         "Policy ratio: the exp overflows",
-        *POLICY,
         "policy(x, old, advantage)",
         100.0,
         math.nan,
@@ -481,7 +359,6 @@ FORMULAS = (
     Formula(
         "policy ratio, log-ratio 100, advantage −1",
         "Policy ratio: the exp overflows",
-        *POLICY,
         "policy(x, old, advantage)",
         100.0,
         math.inf,
@@ -495,7 +372,6 @@ FORMULAS = (
     Formula(
         "quaternions 1 and −1 to axis and angle",
         "Quaternion to axis and angle: no rotation",
-        *AXIS_ANGLE,
         "axis_angle(x)",
         [[1.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0]],
         [[math.nan] * 4] * 2,
@@ -507,7 +383,6 @@ FORMULAS = (
     Formula(
         "axis and angle 0 to a quaternion",
         "Axis and angle to a quaternion: angle 0",
-        *QUATERNION,
         "quaternion(x)",
         [0.0, 0.0, 0.0],
         [math.nan] * 3,
@@ -519,7 +394,6 @@ FORMULAS = (
     Formula(
         "std of one element, in a division",
         "Standardizing one element",
-        *STANDARDIZED,
         "standardized(x) * weight",
         [3.0],
         [math.nan],
