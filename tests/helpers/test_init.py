@@ -29,11 +29,3 @@ def test_importing_the_helpers_imports_only_torch_numpy_and_the_standard_library
 def test_all_that_is_imported_for_chapters_is_named():
     imported = {name for name, thing in vars(helpers).items() if name[0] != "_" and not isinstance(thing, ModuleType)}
     assert sorted(helpers.__all__) == sorted(imported - {"annotations"})
-
-
-def test_all_that_is_offered_is_there_and_explained():
-    assert list(helpers.__all__) == sorted(set(helpers.__all__))
-    for name in helpers.__all__:
-        assert hasattr(helpers, name)
-    for name in ("Case", "MASKED", "reference", "ulp_distance", "drawing", "ClaimFailed"):
-        assert name in helpers.__all__ and f"`{name}`" in helpers.__doc__
