@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import MASKED, Case, across, recorded
-from helpers.across import Across
+from helpers.across import _table
 
 nan = float("nan")
 HEAD = ["what", "first", "second"]
@@ -39,7 +39,7 @@ def known(monkeypatch):
 
 
 def last_cell(case):
-    shown = Across("Two numbers", tuple(HEAD), {"a <i>half</i>": case.claims[0]}).html()
+    shown = _table("Two numbers", HEAD, {"a <i>half</i>": case.claims[0]}).html()
     return re.findall(r"<td[^>]*>(.*?)</td>", shown, re.DOTALL)[-1]
 
 
@@ -63,7 +63,7 @@ def test_the_last_column_says_what_other_releases_gave(case, known, records, sai
 def test_the_caption_has_the_releases(case, known):
     known(record("2.6.0", "0.5", "NaN"), record("2.7.0", "1", "NaN"))
     case.claim("masked", "some", [0.0, MASKED], [0.0, MASKED])
-    html = Across("Two", tuple(HEAD), {"row": case.claims[0], "other": case.claims[1]}).html()
+    html = _table("Two", HEAD, {"row": case.claims[0], "other": case.claims[1]}).html()
     assert "Two, on PyTorch 2.13.0; recorded on 2.6 and 2.7</caption>" in html and "not recorded" in html
 
 

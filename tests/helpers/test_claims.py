@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import bits, floats, from_bits, properties
 
-from helpers.claims import Claim, ClaimFailed
+from helpers import Claim, ClaimFailed
 from helpers.compare import Tolerance
 from helpers.entries import MASKED, Raised, outcome
 

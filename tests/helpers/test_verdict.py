@@ -7,7 +7,7 @@ import pytest
 import torch
 from strategies import FLOATS
 
-from helpers.claims import Claim, ClaimFailed
+from helpers import Claim, ClaimFailed
 from helpers.compare import ROUNDED
 from helpers.entries import MASKED, Entries, outcome
 from helpers.verdict import Verdict, judge
