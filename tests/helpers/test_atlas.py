@@ -12,7 +12,6 @@ from bs4 import BeautifulSoup
 from helpers import atlas
 from helpers.atlas import EFFECTS, JUMP, Point, differentiable, measure, points_by_node, slopes
 from helpers.points import POINTS, SOURCES
-from zero_or_nan import ignoring
 
 ALL = [point for group in POINTS.values() for point in group]
 every = pytest.mark.parametrize("point", ALL, ids=[point.anchor for point in ALL])
@@ -97,12 +96,6 @@ def test_a_gradient_lies_between_the_slopes_that_mathematics_has(point):
         assert not math.isinf(value) or value in (below, above)
         if isinstance(below, float) and isinstance(above, float) and math.isfinite(below + above):
             assert min(below, above) - 1e-3 <= other <= max(below, above) + 1e-3
-
-
-@every
-def test_ignoring_gives_zero_where_the_result_is_not_used(point):
-    unused = f"torch.where(torch.zeros((), dtype=torch.bool), {point.code}, 0.0)"
-    assert not measure(unused, point.at, point.given, ignoring.backward).gradient.count_nonzero()
 
 
 def test_points_and_sources_are_there_once_and_a_point_says_what_a_card_shows():
