@@ -23,7 +23,7 @@ from torch import Tensor
 
 from . import show
 from .entries import MASKED, Entries, Kind, describe, nested, outcome
-from .threads import Thread
+from .threads import Thread, by_key
 
 _PAGE = Path(__file__).resolve().parents[2] / "chapters" / "losses-and-geometry.md"
 
@@ -412,7 +412,7 @@ def _found(label: str, title: str, url: str, state: str) -> Thread:
     return Thread(label, label, title, f"https://github.com/{url}", state, looked_up="2026-11-23")
 
 
-_ALL = (
+SOURCES = by_key(
     _found(
         "kornia#918",
         "NaN gradients on backward pass with focal loss",
@@ -537,5 +537,4 @@ _ALL = (
         "A pull request of 2022, merged. By its description, a batch of one makes all results NaN.",
     ),
 )
-SOURCES: dict[str, Thread] = {entry.key: entry for entry in _ALL}
 """The threads on the page, by their labels."""

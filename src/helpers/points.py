@@ -11,11 +11,11 @@ from math import inf, nan
 
 from .atlas import Point
 from .releases import Since
-from .threads import Thread, upstream
+from .threads import Thread, by_key, upstream
 
 _pull = partial(upstream, kind="pull")
 
-_ALL = (
+SOURCES = by_key(
     Thread(
         "notes",
         "PyTorch's autograd notes",
@@ -120,7 +120,6 @@ _ALL = (
         "Closed, landed in 2026: at its bound clamp has the subgradient of least norm.",
     ),
 )
-SOURCES: dict[str, Thread] = {entry.key: entry for entry in _ALL}
 """Every thread and page that a point names in its `sources`, by its key."""
 
 POINTS: dict[str, tuple[Point, ...]] = {

@@ -7,7 +7,6 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from .. import show
 from ..entries import Entries, Kind, Outcome, describe, nested, outcome
 from ..nodes import node
 from .drawing import draw
-from .graph import METHODS, FigureStep, Sent, record
+from .graph import METHODS, FigureStep, Sent, merged, record
 from .told import Told, short, tell
 
 LINE = 40
@@ -29,7 +28,7 @@ Row = tuple[str, str, Outcome]
 
 
 @dataclass(frozen=True, eq=False)
-class BackwardFigure:
+class BackwardFigure(show.Shown):
     """A recorded backward pass with its caption."""
 
     steps: Sequence[FigureStep]
@@ -75,9 +74,6 @@ class BackwardFigure:
             f'<div class="zn-graph" role="img" aria-label="{alt}">{svg}</div>'
             f'<div class="zn-steps">{steps}</div>{caption}</figure>'
         )
-
-    def json(self) -> dict[str, Any] | None:
-        return None
 
     def _key(self) -> str:
         """The meaning of the marks in the drawing. The marks of the steps are shown only if a script runs."""
@@ -155,11 +151,8 @@ def _named(label: str, method: str) -> str:
 
 
 def _by_method(label: str, value: Mapping[str, Outcome]) -> list[Row]:
-    """A single row if both methods agree."""
-    texts = {describe(value[method]) for method in METHODS}
-    return (
-        [(label, "", value[METHODS[0]])] if len(texts) == 1 else [(label, method, value[method]) for method in METHODS]
-    )
+    """A row for each method, or a single row if both methods agree."""
+    return [(label, method, each) for method, each in merged(value).items()]
 
 
 def _columns(values: Sequence[Outcome]) -> tuple[int, list[str]]:

@@ -19,7 +19,7 @@ from zero_or_nan.functions.graph import graph_from
 from zero_or_nan.ignoring.engine.masked_pass import Observer, Pass
 from zero_or_nan.masks.mask import full
 
-from ..entries import Outcome, outcome
+from ..entries import Entries, Outcome, outcome
 
 MOST = 40
 """The most nodes of a graph that is recorded. A larger figure would not be readable."""
@@ -75,6 +75,13 @@ class FigureStep:
 
 
 LEAF = "AccumulateGrad"
+
+
+def merged(values: Mapping[str, Outcome]) -> Mapping[str, Outcome]:
+    """The cotangent of each method; or a single one with the empty name, if both methods have the same."""
+    vanilla, ignored = (values[method] for method in METHODS)
+    entries = isinstance(vanilla, Entries) and isinstance(ignored, Entries) and vanilla.texts() == ignored.texts()
+    return {"": vanilla} if entries or vanilla == ignored else values
 
 
 def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None = None) -> list[FigureStep]:
