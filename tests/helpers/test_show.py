@@ -3,6 +3,7 @@
 import html
 import re
 import sys
+import warnings
 from html.parser import HTMLParser
 from importlib import resources
 from types import SimpleNamespace
@@ -155,6 +156,7 @@ def test_a_notebook_goes_on_where_a_claim_does_not_hold_and_shows_both_results(s
     assert re.search(r"recorded on  nothing\nhere, on +torch \S+ cpu +None\n", shell.published[-1]["text/plain"])
 
 
+@pytest.mark.filterwarnings("always")
 def test_html_of_claims_and_verdicts_closes_what_it_opens(shell):
     case = Case("4132")
     case.claim("vanilla", "<script>", torch.tensor([[1.0, float("nan")]]), [[1.0, float("nan")]], ulps=1)
@@ -163,6 +165,7 @@ def test_html_of_claims_and_verdicts_closes_what_it_opens(shell):
     case.verdict("<script>", outcome([1.0, MASKED]), {"vanilla": "right"})
     case.verdict("<script>", outcome([2.0, MASKED]), {"vanilla": "<script>"}, rows=["<script>", "b"])
     with case.raises("masked", "<script>", TypeError):
+        warnings.warn("<script>", stacklevel=1)
         raise TypeError("<script>")
     assert len(shell.published) == 8
     texts = [bundle["text/html"] for bundle in shell.published] + [case._repr_mimebundle_()["text/html"]]
