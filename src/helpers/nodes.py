@@ -38,6 +38,7 @@ class Node:
         operator: the ATen operator whose derivative the node computes, such as `"pow.Tensor_Tensor"`. Empty if
             PyTorch's list does not have the node.
         formulas: PyTorch's formula for the gradient of each input that has one, by the input's name.
+        inputs: the names of these inputs, in the order of the node's outputs. Output 1 is the gradient of `inputs[1]`.
     """
 
     name: str
@@ -46,7 +47,6 @@ class Node:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the operator's inputs, in the order of the node's outputs: output 1 belongs to `inputs[1]`."""
         return tuple(self.formulas)
 
     @property
