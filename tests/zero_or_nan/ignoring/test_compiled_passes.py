@@ -202,18 +202,13 @@ def test_a_result_that_does_not_match_leaves_all_of_them_as_they_were(monkeypatc
     torch.testing.assert_close(ours, plain, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("is_autocast", [False, True])
-@pytest.mark.parametrize("bad", [NAN, float("inf")])
-def test_a_loss_that_selects_from_what_inductor_compiled(bad, is_autocast, marked):
+@pytest.mark.parametrize("is_autocast, bad", [(False, NAN), (True, float("inf"))])
+def test_a_loss_that_selects_from_what_inductor_compiled(bad, is_autocast, marked, inductor):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3)]
     model = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Softmax(-1))
     rows, used = torch.randn(3, 4), torch.tensor([[True], [True], [False]])
     compiled = torch.compile(model)
-    try:
-        compiled(rows)
-    except torch._dynamo.exc.BackendCompilerFailed as error:
-        pytest.skip(f"nothing to compile with here: {error}")
 
     def gradients(backward, model, rows):
         model.zero_grad()
