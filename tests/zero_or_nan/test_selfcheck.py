@@ -14,7 +14,7 @@ from helpers.entries import Entries, outcome
 from helpers.verdict import JUDGEMENTS, judge
 from zero_or_nan import ignoring
 from zero_or_nan.selfcheck import __main__ as command
-from zero_or_nan.selfcheck import cases, checking, operators, poisoned, records, report, words
+from zero_or_nan.selfcheck import cases, checking, poisoned, records, report, words
 
 CPU = torch.device("cpu")
 EXP, SLICED, ROUNDED = "where over exp", "rows sliced after a linear layer", "1 / x, rounded as plain PyTorch rounds"
@@ -27,7 +27,7 @@ PLAIN = torch.autograd.grad
 def few(monkeypatch):
     """Three cases and two operators, in the place of all."""
     monkeypatch.setattr(checking, "CASES", [CASES[EXP], CASES[SLICED], CASES[ROUNDED]])
-    monkeypatch.setattr(operators, "OPERATORS", ["exp", "mm"])
+    monkeypatch.setattr(checking, "OPERATORS", ["exp", "mm"])
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_json_says_that_all_is_as_recorded_and_nothing_of_whose_machine_it_i
     assert list(content) == keys.split()
     assert content["differences"] == [] and done.returncode == 0, done.stdout
     assert [row["name"] for row in content["cases"]] == list(CASES)
-    assert [row["name"] for row in content["operators"]] == operators.OPERATORS
+    assert [row["name"] for row in content["operators"]] == checking.OPERATORS
     for row in content["operators"]:
         assert row["samples"] >= row["contaminated"] == row["fixed"] > 0 == row["broken"] == row["other_bits"]
     assert content["versions"]["torch"] == torch.__version__
@@ -136,7 +136,7 @@ def test_bits_that_plain_pytorch_does_not_keep_itself_are_not_asked_for(monkeypa
 def test_plain_pytorch_that_is_right_now_is_fixed_upstream(checked, monkeypatch):
     def double_where(device):
         before = CASES[EXP].set_up(device)
-        x = before.leaves["x"]
+        (x,) = before.leaves
         safe = torch.where(x < 0, x, 0 * x)
         return replace(before, outputs=torch.where(x < 0, safe.exp(), torch.ones_like(x)).sum())
 
@@ -152,11 +152,11 @@ def test_plain_pytorch_that_is_right_now_is_fixed_upstream(checked, monkeypatch)
 
 def test_a_crash_or_an_operator_that_is_gone_is_a_difference_and_the_rest_goes_on(checked, monkeypatch):
     """Plain PyTorch can't do it either, so ours is not called broken."""
-    ask = operators.tally
+    ask = checking.tally_of
     monkeypatch.setattr(checking, "CASES", [replace(CASES[EXP], set_up=crash), CASES[SLICED]])
-    monkeypatch.setattr(operators, "OPERATORS", ["exp", "mm", "sqrt"])
-    monkeypatch.setattr(operators, "database", lambda: [op for op in poisoned.database() if op.name != "mm"])
-    monkeypatch.setattr(operators, "tally", lambda op, device: (crash if op.name == "exp" else ask)(op, device))
+    monkeypatch.setattr(checking, "OPERATORS", ["exp", "mm", "sqrt"])
+    monkeypatch.setattr(checking, "database", lambda: [op for op in poisoned.database() if op.name != "mm"])
+    monkeypatch.setattr(checking, "tally_of", lambda op, device: (crash if op.name == "exp" else ask)(op, device))
     status, found, content = checked()
     assert (status, found) == (1, [("changed upstream", name, "plain") for name in (EXP, "exp", "mm")])
     observed = [each["observed"] for each in content["differences"]]
@@ -175,7 +175,7 @@ def test_without_the_database_the_cases_still_run(few, monkeypatch, capsys, erro
     def fail():
         raise error
 
-    monkeypatch.setattr(operators, "database", fail)
+    monkeypatch.setattr(checking, "database", fail)
     assert command.main(["--device", "cpu"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "All 3 as recorded. The operators were left out: " in printed and told in printed
@@ -191,7 +191,7 @@ def test_what_it_prints_fits_into_80_columns_and_says_what_to_do(few, monkeypatc
     assert "\n  broken here: ignoring is raises RuntimeError, recorded is right\n" in bad
     assert "\nNot as recorded: 5 broken here. Please report it at\nhttps://" in bad and "/issues/new, with" in bad
     assert max(map(len, (good + bad).splitlines())) <= 80
-    assert all(len(each) <= 40 for each in (*CASES, *operators.OPERATORS))
+    assert all(len(each) <= 40 for each in (*CASES, *checking.OPERATORS))
 
 
 def test_what_a_library_prints_stays_out_of_the_json(few, monkeypatch, capfd):
@@ -270,7 +270,7 @@ def test_what_another_device_lacks_could_not_be_asked(monkeypatch, error, elsewh
     def fail(op, device):
         raise error
 
-    monkeypatch.setattr(operators, "tally", fail)
+    monkeypatch.setattr(checking, "tally_of", fail)
     words = [checking.ask_operator("exp", object(), torch.device(name)).plain for name in ("mps", "cpu")]
     assert words == [elsewhere, f"raises {error.__name__}"]
 
@@ -284,7 +284,7 @@ def test_what_was_never_recorded_has_to_be_right():
 def test_everything_is_recorded_with_each_supported_release():
     assert RECORDED.releases == [f"2.{minor}" for minor in range(6, 16)]
     for table in RECORDED.tables.values():
-        assert set(table) >= {*CASES, *operators.OPERATORS}
+        assert set(table) >= {*CASES, *checking.OPERATORS}
         assert {ours for name, (_, ours) in table.items() if name != ROUNDED} == {"right"}
         assert table[ROUNDED] == ("rounded", "rounded")
         assert table[EXP] == table["exp"] == ("contaminated", "right")
