@@ -290,18 +290,6 @@ def test_everything_is_recorded_with_each_supported_release():
         assert table[EXP] == table["exp"] == ("contaminated", "right")
 
 
-def test_records_are_read_as_they_were_written():
-    tables = {
-        "2.10": {"a": ("right", "right"), "c": ("right", "right")},
-        "2.6": {"a": ("contaminated", "right"), "b": ("right", "right")},
-        "2.9": {"a": ("contaminated", "right"), "b": ("right", "right")},
-    }
-    written = records.Records(tables).json()
-    assert records.Records.from_json(written).tables == tables
-    assert json.loads(written)["words"]["a"] == {"2.6": ["contaminated", "right"], "2.10": ["right", "right"]}
-    assert json.loads(written)["words"]["b"]["2.10"] is None
-
-
 def test_a_gradient_is_called_by_the_words_of_the_book():
     nan, inf = torch.nan, torch.inf
     one = 1.0
