@@ -6,7 +6,7 @@ from processes import results_of_two
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed"),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(200),
 ]
 
 SCRIPT = """
@@ -198,7 +198,7 @@ ROWS = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """By setup and rows: on each rank whether training went right, and the warnings of ours."""
-    return results_of_two(SCRIPT, tmp_path_factory.mktemp("distributed") / "store", ROWS, *ROWS)
+    return results_of_two(SCRIPT, tmp_path_factory.mktemp("distributed") / "store", ROWS, *ROWS, timeout=150)
 
 
 @pytest.mark.parametrize("rows", ["clean", "clean, without the quick look", "bad"])

@@ -121,8 +121,8 @@ def close(a, b):
     return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def spread(tensor, placement=Replicate(), over=mesh):
-    return distribute_tensor(tensor.clone(), over, [placement] * over.ndim)
+def spread(tensor, placement=Replicate()):
+    return distribute_tensor(tensor.clone(), mesh, [placement])
 
 
 def leaves(*tensors):
@@ -217,21 +217,12 @@ def followed(text, pairs, most):
 
 
 class Mlp(nn.Module):
-    def __init__(self, width=4, inside=8):
+    def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(width, inside), nn.Linear(inside, width)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 4)
 
     def forward(self, x):
         return self.last(torch.tanh(self.first(x)))
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant):
-        super().__init__()
-        self.reentrant, self.before, self.mlp = reentrant, nn.Linear(4, 4), Mlp()
-
-    def forward(self, x):
-        return checkpoint(self.mlp, self.before(x), use_reentrant=self.reentrant)
 
 
 RECIPES, REGIONS = {}, {}
@@ -271,14 +262,14 @@ def uneven(parallel, x):
 @recipe("checkpoint of DTensors", reentrant=False)
 @recipe("reentrant checkpoint of DTensors", reentrant=True)
 def checkpointed(parallel, x, reentrant):
-    model = Checkpointed(reentrant)
+    model = nn.Sequential(nn.Linear(4, 4), Mlp())
     if parallel:
         parallelize_module(model, mesh, {
-            "before": columns(output_layouts=Replicate(), **inner),
-            "mlp.first": columns(**inner),
-            "mlp.last": RowwiseParallel(**inner),
+            "0": columns(output_layouts=Replicate(), **inner),
+            "1.first": columns(**inner),
+            "1.last": RowwiseParallel(**inner),
         })
-    return model, rows(x, full(model(x)).square())
+    return model, rows(x, full(checkpoint(model[1], model[0](x), use_reentrant=reentrant)).square())
 
 
 @recipe("loss_parallel", targets=[0, -100, -100, 5, -100, 2])
@@ -297,16 +288,6 @@ def embedding(parallel, x):
         parallelize_module(model, mesh, RowwiseParallel(input_layouts=Replicate()))
     found = model(torch.tensor([0, 1, 2, 3, 4, 5, 5, 1]))
     return model, rows(found, found.exp() * found)
-
-
-@recipe("a mesh of 1x2")
-def two_dimensions(parallel, x):
-    model = nn.Linear(4, 6)
-    if parallel:
-        model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), plane, [Replicate(), Shard(0)]))
-        model.bias = nn.Parameter(spread(model.bias.detach(), over=plane))
-        x = distribute_tensor(x, plane, [Shard(0), Replicate()])
-    return model, rows(x, model(x).square())
 
 
 def trained(auto, name, parallel, x):
