@@ -1,18 +1,14 @@
 """Lightning with the callback: a bad batch stops the training and is explained; nothing else changes."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
-from origins import failure, same, telling
-from scratch import ROOT
+from origins import failure, program_with, same, telling
 from torch import nn
 from torch.utils.data import DataLoader
 
 pl = pytest.importorskip("pytorch_lightning")
 
+from zero_or_nan import explain  # noqa: E402
 from zero_or_nan.explain.lightning import ExplainCallback  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # frameworks have warnings of their own
@@ -132,16 +128,15 @@ def stopped(trained, *arguments, **options):
     return report
 
 
-OPTIONS = {
-    "plain": {},
-    "accumulated": {"accumulate_grad_batches": 3},
-    "bf16, true": {"precision": "bf16-true"},
-    "all": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "precision": "bf16-mixed"},
-}
+BAD = [
+    (Module, LOG, 0, {}),
+    (Module, LOG, 4, {"accumulate_grad_batches": 3}),
+    (Module, LOG, 4, {"precision": "bf16-true"}),
+    (Length, SQRT, 5, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "precision": "bf16-mixed"}),
+]
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize(("model", "origin", "bad"), [(Module, LOG, 0), (Module, LOG, 4), (Length, SQRT, 5)])
+@pytest.mark.parametrize(("model", "origin", "bad", "options"), BAD)
 def test_a_bad_batch_leaves_no_trace(model, origin, bad, options):
     """Also if its gradients would only be added to those of other batches. `.grad` is as backward found it."""
     module, every = model(), options.get("accumulate_grad_batches", 1)
@@ -168,12 +163,9 @@ def test_manual_optimization():
     assert same(module.state(), module.states[3])
 
 
-@pytest.mark.parametrize("model", [Module, Manual])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("model", "options"), [(Module, BAD[3][3]), (Manual, {}), (Manual, BAD[2][3])])
 def test_a_clean_training(model, options):
     """Bit for bit as without the callback, and each batch is trained on once; a validation may be bad."""
-    if model is Manual:
-        options = {key: value for key, value in options.items() if key == "precision"}
     options = {"val_check_interval": 2, "max_epochs": 2, **options}
     plain, watched, trained = model(), model(), trainer(ExplainCallback(), **options)
     torch.manual_seed(1)
@@ -223,46 +215,14 @@ def test_resuming(tmp_path):
 
 def test_the_program_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "chapters" / "find-it-in-your-model.md").read_text(encoding="utf-8")
-    (program,) = (code for code in page.split("```python\n") if "explain.lightning" in code.partition("```")[0])
-    program = program.partition("```")[0].replace(
+    program = program_with("explain.lightning").replace(
         "from lightning import pytorch as pl", "import pytorch_lightning as pl"
     )
-    assert max(map(len, program.splitlines())) <= 78
     assert told(failure(exec, program, {"__name__": "__main__"}))[0][:2] == ("undefined", "sqrt")
 
 
-SCRIPT = """
-import pytorch_lightning as pl
-import torch
-from torch.utils.data import DataLoader
-
-class Module(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    def training_step(self, batch, number):
-        return self.layer(batch["x"]).square().mean() * batch["scale"].log()
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters())
-
-batches = [{"x": torch.randn(5, 4), "scale": torch.tensor(3.0 * (number < 2))} for number in range(4)]
-quiet = ["enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"]
-trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, **dict.fromkeys(quiet, False))
-trainer.fit(Module(), DataLoader(batches, batch_size=None))
-print("trained", trainer.global_step)
-"""
-
-
-@pytest.mark.slow
-def test_a_script_under_the_command(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "zero_or_nan.explain", "train.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    source = '    return self.layer(batch["x"]).square().mean() * batch["scale"].log()'
-    first = done.stdout.partition("undefined: ")[2].splitlines()[:3]
-    assert first == ["log(0) = -inf", "  train.py:12", source], done.stderr
-    assert done.returncode == 1 and "trained 4" in done.stdout
+def test_a_training_in_a_block():
+    with explain() as report:
+        trained = trainer()
+        trained.fit(Module(), loader(batches(2)))
+    assert told(report)[0] == LOG and trained.global_step == 8
