@@ -22,8 +22,7 @@ from ..births.findings import Mistakes
 from ..births.history import Chain, Run
 from ..program.tensors import extra, not_finite, without_side_effects
 from .exact import Lost, Outcome, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
-from .lines import line_of
-from .matching import Match, matches
+from .matching import Match, line_of, matches
 
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
