@@ -231,21 +231,6 @@ def test_a_method_that_the_user_put_on_the_trainer(make):
     assert trainer.training_step is step and calls == [0, 1, 2, 2]
 
 
-def test_resuming(make, tmp_path):
-    """From the last checkpoint, with the bad batch replaced by another, and at last by a good one."""
-    options = {"save_strategy": "steps", "save_steps": 2}
-    plain = make(rows(), **options)
-    plain.train()
-    trainer = make(rows(5), ExplainCallback(), **options, output_dir=str(tmp_path / "other"))
-    assert "global_step 5" in str(stopped(trainer))
-    for bad in (5, 4):
-        trainer.train_dataset = rows(bad)
-        assert f"global_step {bad}" in str(stopped(trainer, resume_from_checkpoint=True))
-    trainer.train_dataset = rows()
-    trainer.train(resume_from_checkpoint=True)
-    assert same(trainer.model.state_dict(), plain.model.state_dict())
-
-
 class Once(TrainerCallback):
     """Does something when the first step has ended."""
 

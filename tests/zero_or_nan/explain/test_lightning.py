@@ -196,23 +196,6 @@ def test_an_error_elsewhere():
     assert told(stopped(trained, Module(), loader(batches(1)))) == [LOG]
 
 
-def test_resuming(tmp_path):
-    """A checkpoint that is saved as the training ends is one from before the bad batch."""
-    path = str(tmp_path / "last.ckpt")
-
-    class Saves(pl.Callback):
-        def on_exception(self, trained, module, error):
-            trained.save_checkpoint(path)
-
-    assert "global_step 6" in str(stopped(trainer(ExplainCallback(), Saves()), Manual(), loader(batches(3))))
-    again = Manual()
-    again.ends_at = 4
-    trained = trainer(ExplainCallback())
-    with pytest.raises(Mine):
-        trained.fit(again, loader(batches()), ckpt_path=path)
-    assert again.calls == [3, 4] and trained.global_step == 8
-
-
 def test_the_program_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program = program_with("explain.lightning").replace(

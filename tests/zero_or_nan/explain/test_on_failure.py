@@ -425,19 +425,6 @@ def test_other_things_that_an_optimizer_gets(evaluates):
     assert told(report) == ["sqrt"] and torch.equal(w, kept) and not report.notes
 
 
-def test_parameters_that_are_nan_already_are_told_of_where_the_model_takes_them_in():
-    w = torch.full((2,), nan, requires_grad=True)
-    optimizer = OPTIM.SGD([w], lr=0.1)
-
-    @explain.on_failure
-    def step():
-        (w * w).sum().backward()
-        optimizer.step()
-
-    for _ in range(2):
-        assert telling("kind", "operator")(failure(step)) == [("bad input", "mul")]
-
-
 def test_the_state_that_an_optimizer_made_in_the_failed_step_is_removed():
     """Adam makes the state of a parameter in the first step in which that has a gradient."""
     early, late, other = (torch.ones(1, requires_grad=True) for _ in range(3))
