@@ -115,6 +115,11 @@ TRIALS: dict[str, Callable[[], Trial]] = {
         "contaminated log", leaf(0.0, 4.0), None, "y", lambda x: masked(torch.log, x, x > 0), f=torch.log,
         used=torch.tensor([False, True]),
     ),
+    "penalty on a gradient whose norm is 0": of(
+        "undefined norm", leaf([0.0] * 3, [0.0] * 3),
+        lambda x: torch.autograd.grad(x.norm(dim=-1).sum(), x, create_graph=True)[0], "y",
+        lambda x: ((x * x).sum(-1) + 1e-12) ** 0.5,
+    ),
     "something without a derivative": of(
         "undefined special_entr", leaf(0.0, 4.0), lambda x: torch.special.entr(x), "y",
         lambda x: masked(lambda x: -x * x.log(), x, [1]), f=torch.special.entr, at=torch.tensor([True, False]),

@@ -68,6 +68,9 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# the mistake before this line. A clamp hides it, unless it is a rounding",
         "undefined#what-to-do",
     ),
+    ("undefined", "norm"): Remedy(
+        "y = (x.square().sum(-1) + 1e-12).sqrt()  # no slope at 0", "atlas#norms-and-distances"
+    ),
     ("undefined", "a complex power"): Remedy(
         "# a power of a complex number has no slope at 0: choose 0, or keep away from 0\n"
         "y = torch.where(z == 0, 0, torch.where(z == 0, 1, z) ** p)\n"
