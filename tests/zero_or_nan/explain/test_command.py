@@ -53,18 +53,6 @@ CALLS = {
     "elsewhere": Call(1, "", "mine\n", ROOT, ("inner/uses_helpers.py",)),
     "module": Call(1, "", "['--epochs', '3'] __main__ package\n", REPORT, ("-m", "package.train", "--epochs", "3")),
     "a package": Call(0, "", "the package package\n", FINE, ("-m", "package")),
-    "processes": Call(1, """
-        import multiprocessing
-        import torch
-        def work(number):
-            x = torch.tensor([float(number)], requires_grad=True)
-            x.sqrt().sum().backward()
-            return x.grad.item()
-        if __name__ == "__main__":
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                print(pool.map(work, [1, 4]))
-            work(0)
-        """, "[0.5, 0.25]\n", ROOT),
     "as_json": Call(1, BAD + "print('{}')", "{}\n", '"kind": "contaminated"', ("--json", "as_json.py")),
     "stop": Call(
         1, "try:\n" + textwrap.indent(BAD, "    ") + "    print('not reached')\nfinally:\n    print('cleaned up')",

@@ -42,6 +42,11 @@ _IGNORE_GRAD = """\
 safe = torch.where(used, x, torch.ones_like(x))
 y = torch.where(used, f(safe), 0)"""
 
+_RESET = """\
+for module in model.modules():
+    if hasattr(module, "reset_running_stats"):
+        module.reset_running_stats()"""
+
 CONTAMINATED = "ignoring-what-the-loss-ignored"
 """The page on contamination by functions that have no section of their own."""
 
@@ -202,18 +207,12 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ),
     ("bad input", "a buffer"): Remedy(
         "# explain did not see how it got there: by an earlier batch, or from a file?\n"
-        "# This resets the running statistics of a norm:\n"
-        "for module in model.modules():\n"
-        '    if hasattr(module, "reset_running_stats"):\n'
-        "        module.reset_running_stats()",
+        f"# This resets the running statistics of a norm:\n{_RESET}",
         "find-it-in-your-model#bad-input",
     ),
     ("bad input", "kept in a buffer"): Remedy(
         "# the running statistics of a norm kept what an earlier batch brought in:\n"
-        "# check a batch before the model sees it. This resets the statistics:\n"
-        "for module in model.modules():\n"
-        '    if hasattr(module, "reset_running_stats"):\n'
-        "        module.reset_running_stats()",
+        f"# check a batch before the model sees it. This resets the statistics:\n{_RESET}",
         "find-it-in-your-model#bad-input",
     ),
     ("bad input", "an unreadable tensor"): Remedy(
@@ -237,7 +236,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
 _SECTIONS = {
     "std": _NO_SPREAD,
     "var": _NO_SPREAD,
-    "softmax": "attention#what-to-do",
+    "softmax": _ROWS,
     "ctc_loss": "losses-and-geometry#ctc-a-target-that-does-not-fit",
     "kl_div": "losses-and-geometry#kl-divergence-a-target-of-0",
 }
