@@ -71,16 +71,6 @@ def test_as_it_was_before(make, accumulate):
     assert torch.isfinite(training.watched(x))
 
 
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
-def test_all_is_well(make):
-    """The same bits as without it, and each step is run once."""
-    watched = Training(None, make)
-    losses, state = watched.run(6), watched.state()
-    plain = Training(None, make)
-    assert same(plain.run(6, watched=False), losses)
-    assert same(plain.state(), state) and watched.called == 6
-
-
 RETURNED = {
     "tensor": lambda loss: loss,
     "float": lambda loss: loss.item(),
@@ -363,12 +353,14 @@ def test_closures(make, fails_at, evaluation):
     assert all(bool(p.isfinite().all()) for p in training.model.parameters())
 
 
-@pytest.mark.parametrize("make", WITH_CLOSURE)
-def test_closures_that_are_well(make):
-    watched = WithClosure(None, make)
-    watched.run(3)
-    state, plain = watched.state(), WithClosure(None, make)
-    plain.run(3, watched=False)
+@pytest.mark.parametrize(
+    ("kind", "make"), [(Training, OPTIM.SGD), (Training, OPTIM.Adam), *((WithClosure, make) for make in WITH_CLOSURE)]
+)
+def test_all_is_well(kind, make):
+    """The same bits as without it, and each step is run once."""
+    watched = kind(None, make)
+    losses, state, plain = watched.run(3), watched.state(), kind(None, make)
+    assert same(plain.run(3, watched=False), losses)
     assert same(plain.state(), state) and watched.called == 3
 
 
