@@ -86,12 +86,6 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# the mean of no elements is 0 / 0\nloss = x[keep].sum() / keep.sum().clamp_min(1)  # 0 if nothing is kept",
         "nansum-nanmean#what-to-do",
     ),
-    ("undefined", "a mean of no targets"): Remedy(
-        "# 0 if every target is left out\n"
-        "count = (target != -100).sum().clamp_min(1)\n"
-        'loss = F.cross_entropy(logits, target, reduction="sum") / count',
-        "undefined#cross-entropy-with-every-target-ignored",
-    ),
     ("undefined", "a mean by weights of 0"): Remedy(
         "# every target has the weight 0, and the weighted mean is 0 / 0:\n"
         "# leave this batch out, or give a class of it a weight",
@@ -237,6 +231,7 @@ _SECTIONS = {
     "std": _NO_SPREAD,
     "var": _NO_SPREAD,
     "softmax": _ROWS,
+    "cross_entropy": "undefined#cross-entropy-with-every-target-ignored",
     "ctc_loss": "losses-and-geometry#ctc-a-target-that-does-not-fit",
     "kl_div": "losses-and-geometry#kl-divergence-a-target-of-0",
 }
@@ -251,7 +246,7 @@ _ARGUMENT = re.compile(r"^(?:1 / )?[a-z0-9]+\((-?[\d.e-]+)\)|^\((-[\d.e-]+)\) \*
 def _situation(operator: str, operands: str) -> str:
     """What the operands say about an undefined number that the operator alone does not say."""
     if "the mean of no elements" in operands:
-        return "a mean of no targets" if operator == "cross_entropy" else "a mean of nothing"
+        return operator if operator == "cross_entropy" else "a mean of nothing"
     if "the mean of weights that are 0" in operands:
         return "a mean by weights of 0"
     if "the spread of no elements" in operands:
