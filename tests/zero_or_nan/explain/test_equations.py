@@ -12,48 +12,25 @@ from origins import report_of
 from sample import sample
 
 
-class Number(float):
-    """A number with the division and the powers of PyTorch."""
-
-    def __add__(self, other):
-        return Number(float(self) + float(other))
-
-    def __sub__(self, other):
-        return Number(float(self) - float(other))
-
-    def __mul__(self, other):
-        return Number(float(self) * float(other))
-
-    def __neg__(self):
-        return Number(-float(self))
-
-    def __truediv__(self, other):
-        return Number((wide(self) / wide(other)).item())
-
-    def __pow__(self, other):
-        return Number((wide(self) ** wide(other)).item())
-
-
-def wide(number):
-    return torch.tensor(float(number), dtype=torch.float64)
-
-
 class Functions(dict):
-    """The functions of PyTorch by name, on numbers."""
+    """The functions of PyTorch by name, and numbers in float64."""
 
     def __missing__(self, name):
-        function = getattr(torch.ops.aten, name)
-        return lambda *operands: Number(function(*map(wide, operands)).item())
+        return getattr(torch.ops.aten, name)
+
+
+def number(text):
+    return torch.tensor(float(text), dtype=torch.float64)
 
 
 def value(text):
     """The value of a computation; None if the text is none, as in `linear of 4×3 elements (1 to 2)`."""
     code = text.replace("×", "*").replace("−", "-")
-    code = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?(?:e-?\d+)?|inf|nan)\b", r"Number('\1')", code)
+    code = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?(?:e-?\d+)?|inf|nan)\b", r"number('\1')", code)
     if not re.search(r"[*/(+]|- ", code) or " of " in text or " in " in text or "j)" in text:
         return None
     try:
-        return float(eval(code, {"__builtins__": {}}, Functions(Number=Number)))
+        return float(eval(code, {"__builtins__": {}}, Functions(number=number)))
     except (AttributeError, SyntaxError, RuntimeError, TypeError):
         return None
 
