@@ -314,25 +314,17 @@ def remedy(
 
 def _not_right(codes: Sequence[str]) -> str:
     """Code that was tried and is wrong, as a warning."""
-    return "\n".join(
-        [
-            "# what is often written here was tried on your numbers, and gives other ones:",
-            *(f"#   {code}" for code in codes),
-        ]
-    )
+    lines = [f"#   {code}" for code in codes]
+    return "\n".join(["# what is often written here was tried on your numbers, and gives other ones:", *lines])
 
 
 def _not_tried(rewrites: Sequence[Rewrite]) -> str:
     """Rewrites as code that stands for itself: those that choose a number, if there are any."""
     chosen = [each for each in rewrites if each.choice] or rewrites
+    texts = [each.choice or f"in place of {ast.unparse(each.pattern)}" for each in chosen]
+    written = [f"# {text}:\ny = {each.code}" for text, each in zip(texts, chosen, strict=True)]
     return "\n".join(
-        [
-            "# the numbers of this call are not known any more, so this was not tried on them",
-            *(
-                f"# {each.choice or f'in place of {ast.unparse(each.pattern)}'}:\ny = {each.code}"
-                for each in chosen[-2:]
-            ),
-        ]
+        ["# the numbers of this call are not known any more, so this was not tried on them", *written[-2:]]
     )
 
 
