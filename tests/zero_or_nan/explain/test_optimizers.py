@@ -79,8 +79,6 @@ OWN = [
     (torch.optim.Adam, {"eps": 0.0}, torch.float32),
     (torch.optim.Adam, {"eps": 0.0, "fused": True}, torch.float32),
     (torch.optim.AdamW, {"foreach": True}, torch.float16),
-    (torch.optim.RMSprop, {"eps": 0.0, "foreach": True}, torch.float32),
-    (torch.optim.Adagrad, {}, torch.float16),
     (torch.optim.Adadelta, {"eps": 0.0}, torch.float32),
 ]
 

@@ -138,7 +138,7 @@ def test_a_number_that_was_only_rounded_is_known_to_exist(first):
     assert "a choice" not in origin.remedy
 
 
-def test_a_name_that_means_another_tensor_is_not_used(first):
+def test_an_expression_that_means_another_tensor_or_would_run_again_is_not_used(first):
     origin = first(leaf([-200.0]) + "y = x * 1\ny = torch.sigmoid(y)\ny.log().sum().backward()")
     assert origin.replaces is None
     assert origin.remedy.splitlines()[1:] == [
@@ -146,6 +146,8 @@ def test_a_name_that_means_another_tensor_is_not_used(first):
         "# x is an operand of sigmoid in line 5",
         "F.logsigmoid(x)",
     ]
+    origin = first(leaf([-200.0]) + "y = torch.sigmoid(x.mul(1))\ny.log().sum().backward()")
+    assert origin.replaces is None and "mul" not in origin.remedy, "the call would run a second time"
 
 
 def test_a_long_operand_is_written_once_unless_it_is_in_a_lambda(first):
