@@ -27,9 +27,9 @@ files that are named after it, so you can read on from any file.
    to the -inf.
 5. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
    training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`. If
-   the loss uses the element, `trial` runs other ways to write the formula on your numbers. `lines` writes them in your
-   words, and `matching` finds those that fit your calls. `exact` runs the formula in float64, and finds out whether
-   only a number on the way to the failure was lost.
+   the loss uses the element, `trial` runs other ways to write the formula on your numbers. `matching` finds those that
+   fit your calls, and writes them in your words. `exact` runs the formula in float64, and finds out whether only a
+   number on the way to the failure was lost.
 6. `births/` finds out where and why. `attribution`: `log` made the -inf of finite numbers, so the -inf was *born*
    there, and `clamp` took it. `nodes`: what was born at a node in backward, and in which call a node was made.
    `calls` lets a call run again with other numbers. `arithmetic`: `log(0) = -inf`, as text. `diagnosis`: the loss
