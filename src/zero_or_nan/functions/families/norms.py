@@ -29,9 +29,8 @@ from ...masks.mask import Mask, anywhere, only, reduced
 from ...masks.numbers import any_nan
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
 from ..numerics import numerics
-from ..registry import function, rule, transfer
+from ..registry import function, fused, rule, transfer
 from ..rewrites import rewrite
-from .decompositions import fused
 from .products import without_lost_samples
 
 # The mean of moderate numbers is moderate, and the bias is only added.
