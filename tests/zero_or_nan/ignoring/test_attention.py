@@ -114,7 +114,7 @@ def sample(seed):
     return clean, poisoned, mask, kind == "causal", used
 
 
-@pytest.mark.parametrize("first", range(0, 96, 16))
+@pytest.mark.parametrize("first", range(0, 48, 16))
 def test_the_cpus_kernel(first):
     fixed = 0
     for seed in range(first, first + 16):
@@ -299,8 +299,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4], ids=["", "dropout"])
-@pytest.mark.parametrize("poison", [nan, 3e38])
+@pytest.mark.parametrize(("poison", "dropout"), [(nan, 0.0), (3e38, 0.4)])
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_another_devices_kernel(name, case, poison, dropout):
     packed = case.startswith("packed")
@@ -394,7 +393,7 @@ def test_another_devices_kernel(name, case, poison, dropout):
     assert not all(bool(t.isfinite().all()) for t in exact[:count]) or poison == 3e38
 
 
-@pytest.mark.parametrize(("poison", "dropout"), [(nan, 0.0), (inf, 0.0), (inf, 0.4)])
+@pytest.mark.parametrize(("poison", "dropout"), [(nan, 0.0), (inf, 0.4)])
 @pytest.mark.parametrize("which", ["query", "value"])
 def test_queries_that_count_in_different_columns(which, poison, dropout):
     """A kernel mixes all columns. An undefined number reaches only what is computed from it."""

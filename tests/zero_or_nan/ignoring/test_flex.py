@@ -63,10 +63,15 @@ def written_out(tensors, mask, score):
     return scores.masked_fill(~mask(b, h, i, j), -inf).softmax(-1) @ value
 
 
-@pytest.mark.parametrize("poison", [nan, inf, 3e38])
 @pytest.mark.parametrize(
-    ("mask", "score", "shared"),
-    [(causal, None, 4), (causal, sloped, 2), (everywhere, capped, 4), (everywhere, raised, 4), (padded, sloped, 2)],
+    ("mask", "score", "shared", "poison"),
+    [
+        (causal, None, 4, inf),
+        (causal, sloped, 2, nan),
+        (everywhere, capped, 4, nan),
+        (everywhere, raised, 4, 3e38),
+        (padded, sloped, 2, nan),
+    ],
 )
 def test_what_the_loss_ignored_has_no_part(mask, score, shared, poison):
     torch.manual_seed(0)

@@ -54,10 +54,9 @@ def assert_right(reader, x, clean, lengths, loss, used):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("in_order", [True, False], ids=["sorted", "unsorted"])
-@pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "steps first"])
+@pytest.mark.parametrize(("in_order", "batch_first"), [(True, True), (False, False)], ids=["sorted", "unsorted"])
 @pytest.mark.parametrize("kind", [{}, {"num_layers": 2, "bidirectional": True}], ids=["one layer", "both ways"])
-@pytest.mark.parametrize("poison", [nan, inf, 0.0, -1.0], ids=["NaN", "inf", "0", "-1"])
+@pytest.mark.parametrize("poison", [nan, 0.0], ids=["NaN", "0"])
 def test_padding_that_is_packed_away_is_ignored(cell, in_order, batch_first, kind, poison):
     lengths = SORTED if in_order else UNSORTED
     reader = Reader(cell, **kind)
@@ -79,23 +78,15 @@ def test_padding_that_is_packed_away_is_ignored(cell, in_order, batch_first, kin
     )
 
 
-def by_list(x, lengths):
-    return rnn.pack_sequence([row[:length] for row, length in zip(x, lengths, strict=True)], enforce_sorted=False)
-
-
-def by_unpadding(x, lengths):
-    return rnn.pack_sequence(rnn.unpad_sequence(x, torch.tensor(lengths), True), enforce_sorted=False)
-
-
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("pack", [by_list, by_unpadding], ids=lambda pack: pack.__name__)
 @pytest.mark.parametrize("unpack", [rnn.unpack_sequence, lambda out: list(rnn.pad_packed_sequence(out, True)[0])])
-def test_other_ways_to_pack(cell, pack, unpack):
+def test_other_ways_to_pack(cell, unpack):
     lengths = UNSORTED
     reader = Reader(cell)
     clean, poisoned = batch(lengths, nan)
     x = poisoned.requires_grad_()
-    out, _ = reader.cells(pack(reader.embedded(x), lengths))
+    rows = rnn.unpad_sequence(reader.embedded(x), torch.tensor(lengths), True)
+    out, _ = reader.cells(rnn.pack_sequence(rows, enforce_sorted=False))
     rows = unpack(out)
     ignoring.backward(sum(rows[row][: lengths[row]].square().sum() for row in (1, 2)))
     assert_right(reader, x, clean, lengths, lambda out, *_: out.square().sum(), [1, 2])
@@ -116,13 +107,10 @@ def test_the_gradient_of_what_is_packed_is_plain_pytorchs_where_that_is_finite()
         torch.testing.assert_close(*gradients, rtol=0, atol=0, equal_nan=True)
 
 
-def test_padding_of_no_sequence_in_half_precision_and_of_one_dimension():
-    x = torch.tensor([[1.0, 0.0], [4.0, 4.0]], dtype=torch.bfloat16).requires_grad_()
-    ignoring.backward(rnn.pack_padded_sequence(x.sqrt(), [2, 1], True, enforce_sorted=False).data.sum())
-    assert x.grad.tolist() == [[0.5, inf], [0.25, 0.0]]  # the root of 0 is used, and its slope is infinite
-    ignored = torch.tensor([[1.0, 4.0], [4.0, 0.0]]).requires_grad_()
-    ignoring.backward(rnn.pack_padded_sequence(ignored.sqrt(), [2, 1], True).data.sum())
-    assert ignored.grad.tolist() == [[0.5, 0.25], [0.25, 0.0]]
+def test_padding_in_half_precision():
+    x = torch.tensor([[1.0, 0.0], [4.0, 0.0]], dtype=torch.bfloat16).requires_grad_()
+    ignoring.backward(rnn.pack_padded_sequence(x.sqrt(), [2, 1], True).data.sum())
+    assert x.grad.tolist() == [[0.5, inf], [0.25, 0.0]]  # the root of 0 is used once, and its slope is infinite
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -16,33 +16,27 @@ KERNEL = torch.ops.aten.mkldnn_rnn_layer_backward
 inf, nan = math.inf, math.nan
 
 
-class Runs:
-    """The runs of the kernel's derivative, by the size of the batch, while it is watched."""
-
-    def __init__(self, monkeypatch):
-        self.batches = []
-        rule = RULES[KERNEL]
-        monkeypatch.setitem(RULES, KERNEL, lambda op, *args, **kwargs: rule(Spy(op, self), *args, **kwargs))
-
-
-class Spy:
-    def __init__(self, op, runs):
-        self.op, self.runs, self._schema = op, runs, op._schema
-
-    def __call__(self, *args, **kwargs):
-        given = dict(zip([a.name for a in self._schema.arguments], args, strict=False)) | kwargs
-        self.runs.batches.append(given["input"].shape[1])
-        return self.op(*args, **kwargs)
-
-
 def runs_on_mkldnn():
     out = nn.LSTM(2, 2)(torch.ones(1, 1, 2))[0]
     return "MkldnnRnnLayer" in str([node for node, _ in out.grad_fn.next_functions] + [out.grad_fn])
 
 
 @pytest.fixture
-def kernel(monkeypatch):
-    return Runs(monkeypatch)
+def batches(monkeypatch):
+    """The sizes of the batches with which the kernel's derivative runs."""
+    sizes, rule = [], RULES[KERNEL]
+
+    def watched(op, *args, **kwargs):
+        def run(*args, **kwargs):
+            given = dict(zip([a.name for a in op._schema.arguments], args, strict=False)) | kwargs
+            sizes.append(given["input"].shape[1])
+            return op(*args, **kwargs)
+
+        run._schema = op._schema
+        return rule(run, *args, **kwargs)
+
+    monkeypatch.setitem(RULES, KERNEL, watched)
+    return sizes
 
 
 class Net:
@@ -101,7 +95,7 @@ class Net:
         return [p.grad for p in self.reference.parameters()] + [t.grad for t in came_in if self.wanted]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(24))
 def test_each_used_sequence_as_alone_and_what_is_finite_in_plain_keeps_its_bits(seed, monkeypatch):
     monkeypatch.setattr(recurrent, "_through_time", lambda *args: pytest.fail("no step had to be taken by itself"))
     net = Net(seed)
@@ -127,10 +121,10 @@ needs_kernel = pytest.mark.skipif(not runs_on_mkldnn(), reason="PyTorch has no s
 @pytest.mark.parametrize(
     ("wanted", "runs"), [(False, [4]), (True, [6])], ids=["weights alone", "the rows' gradients too"]
 )
-def test_the_kernel_runs_once_without_the_lost_sequences(wanted, runs, kernel):
+def test_the_kernel_runs_once_without_the_lost_sequences(wanted, runs, batches):
     layers, rows = lstm(wanted=wanted)
     ignoring.backward(layers(rows)[0][:4].sum())
-    assert kernel.batches == runs
+    assert batches == runs
 
 
 @pytest.mark.parametrize("lost", [(), (4, 5)])
@@ -198,7 +192,7 @@ def test_one_sequences_last_state_and_anothers_last_cell():
 
 
 @needs_kernel
-def test_the_way_back_begins_at_the_end(kernel, monkeypatch):
+def test_the_way_back_begins_at_the_end(batches, monkeypatch):
     """What comes after its last used step, the first in time, is ignored and NaN; of the way there, all is."""
     monkeypatch.setattr(recurrent, "_through_time", lambda *args: pytest.fail("no step had to be taken by itself"))
     torch.manual_seed(0)
@@ -216,19 +210,4 @@ def test_the_way_back_begins_at_the_end(kernel, monkeypatch):
     for name, parameter in back.named_parameters():
         ours = layers.get_parameter(f"{name}_reverse").grad
         torch.testing.assert_close(ours.double(), parameter.grad, rtol=1e-4, atol=1e-6)
-    assert kernel.batches == [6, 6]
-
-
-@pytest.mark.parametrize("number", [0, 1], ids=["state", "cell"])
-def test_the_last_state_of_a_used_sequence_reaches_all_its_steps(number):
-    layers, rows = lstm(wanted=True)
-    states = layers(rows)[1]
-    ignoring.backward(states[number][0, :4].sum())
-    assert rows.grad[:4].all() and not rows.grad[4:].any()
-
-
-def test_a_gradient_under_autocast():
-    layers, rows = lstm(wanted=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        ignoring.backward(layers(rows)[0][:4].sum())
-    assert all(p.grad.isfinite().all() for p in layers.parameters()) and rows.grad[:4].all()
+    assert batches == [6, 6]
