@@ -266,9 +266,8 @@ def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
     per_element = [name for name in (*PER_HEAD, "logsumexp", "bias") if _has_elements(call[name], len(used))]
     part = call.with_(**{name: taken(call[name], places) for name in per_element})
     results = _of_used_tokens(part, taken(core(mask), places).expand(part["grad"].shape))
-    origin = (used.cumsum(0) - 1).masked_fill(~used, len(places))
     for number, result in enumerate(results):
-        value, found = _put(result.value, origin), _put(core(full(result.mask, result.value)), origin)
+        value, found = _put(result.value, used), _put(core(full(result.mask, result.value)), used)
         results[number] = Cotangent(value, found.expand(value.shape))
     return results
 
@@ -277,13 +276,10 @@ def _has_elements(tensor: Tensor | None, count: int) -> bool:
     return tensor is not None and tensor.dim() > 2 and tensor.shape[0] == count
 
 
-def _put(part: Tensor, origin: Tensor) -> Tensor:
-    """The elements of a part of the batch, and 0 for the others. `origin` has the index of each element in the part."""
-    order = sorted(range(part.dim()), key=part.stride, reverse=True)
-    back = sorted(range(part.dim()), key=order.__getitem__)
-    batch, laid_out = order.index(0), part.permute(order)
-    extended = torch.cat((laid_out, torch.zeros_like(laid_out.narrow(batch, 0, 1))), batch)
-    return extended.index_select(batch, origin).permute(back)
+def _put(part: Tensor, used: Tensor) -> Tensor:
+    """The elements of a part of the batch at their places, and 0 at the places that are not used."""
+    origin = (used.cumsum(0) - 1).clamp(min=0)
+    return taken(part, origin).masked_fill_(used.logical_not().view(-1, *[1] * (part.dim() - 1)), 0)
 
 
 # Queries, keys and values.

@@ -195,18 +195,14 @@ def matrix_product(op: Any, a: Any, b: Any) -> Any:
         return sparse_product(op, a, b)
     if type(a) is Cotangent and type(b) is Cotangent:
         return product_of_two(op, a, b)
-    left, right = unwrap(a), unwrap(b)
-    vector = right.dim() == 1
-    shape = (*left.shape[:-1], right.shape[-1]) if not vector else tuple(left.shape[:-1])
-    if type(a) is Cotangent:
-        mask = a.mask
-        if mask is not None:
-            mask = anywhere(mask, -1, keepdim=not vector).expand(shape)
-        return Cotangent(_by_matrix(op, a, right), mask)
-    mask = b.mask
+    is_first = type(a) is Cotangent
+    grad, saved = (a, unwrap(b)) if is_first else (b, unwrap(a))
+    value = _by_matrix(op if is_first else lambda grad, saved: op(saved, grad), grad, saved, not is_first)
+    mask = grad.mask
     if mask is not None:
-        mask = (anywhere(mask, -1) if vector else anywhere(mask, -2, keepdim=True)).expand(shape)
-    return Cotangent(_by_matrix(lambda grad, saved: op(saved, grad), b, left, True), mask)
+        summed = -1 if is_first or mask.dim() == 1 else -2
+        mask = anywhere(mask, summed, keepdim=mask.dim() == value.dim()).expand(value.shape)
+    return Cotangent(value, mask)
 
 
 def _by_matrix(apply: Apply, grad: Cotangent, saved: Tensor, saved_is_first: bool = False) -> Tensor:
@@ -356,10 +352,6 @@ def _is_dense(node: Any) -> bool:
     return not has_sparse_factor(node)
 
 
-def _is_dense_sum(node: Any) -> bool:
-    return uses_base(node) and _is_dense(node)
-
-
 @transfer(
     "Mm",
     only_if=_is_dense,
@@ -381,7 +373,7 @@ def _product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Seq
 
 @transfer(
     "Addmm",
-    only_if=_is_dense_sum,
+    only_if=lambda node: uses_base(node) and _is_dense(node),
     repair=repair_products,
     repair_if=is_cheap,
     repair_reads=("_raw_saved_mat1", "_raw_saved_mat2"),

@@ -98,32 +98,27 @@ def scatter_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
 
     Elements that `include_self=False` leaves out are ignored.
     """
-    grad, own, dim = grads[0], node._saved_self, node._saved_dim
-    index, source, result = node._saved_index, node._saved_src, node._saved_result
-    dim = signed(dim)
-    there = result.gather(dim, index)
-    source = source if source.shape == index.shape else source[tuple(map(slice, index.shape))]
-    of_own, of_source = own == result, source == there
-    count = of_own.to(own.dtype).scatter_add(dim, index, of_source.to(own.dtype))
-    shared = grad / count
-    to_source = picked_share(shared.gather(dim, index), of_source, there)
-    if not node._saved_include_self:
-        of_own, result = of_own.scatter(dim, index, False), result.scatter(dim, index, 0)
-    return picked_share(shared, of_own, result), to_source
+    at, source = (signed(node._saved_dim), node._saved_index), node._saved_src
+    source = source if source.shape == at[1].shape else source[tuple(map(slice, at[1].shape))]
+    return _shared_at(node, grads[0], at, source, torch.gather, torch.scatter_add, torch.scatter)
 
 
 @derivative("IndexReduce", selects=_leaves_out, derivative_if=_by_largest)
 def index_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
     """The same as `scatter_reduce`, by rows."""
-    grad, own, dim, index = grads[0], node._saved_self, node._saved_dim, node._saved_index
-    source, result = node._saved_source, node._saved_result
-    dim = signed(dim)
-    there = result.index_select(dim, index)
+    at = signed(node._saved_dim), node._saved_index
+    return _shared_at(node, grads[0], at, node._saved_source, torch.index_select, torch.index_add, torch.index_fill)
+
+
+def _shared_at(node: Any, grad: Any, at: Any, source: Tensor, read: Any, add: Any, fill: Any) -> tuple[Any, Any]:
+    """The gradients of the tensor and of the source. `read`, `add` and `fill` reach the elements at an index."""
+    own, result = node._saved_self, node._saved_result
+    there = read(result, *at)
     of_own, of_source = own == result, source == there
-    shared = grad / of_own.to(own.dtype).index_add(dim, index, of_source.to(own.dtype))
-    to_source = picked_share(shared.index_select(dim, index), of_source, there)
+    shared = grad / add(of_own.to(own.dtype), *at, of_source.to(own.dtype))
+    to_source = picked_share(read(shared, *at), of_source, there)
     if not node._saved_include_self:
-        of_own, result = of_own.index_fill(dim, index, False), result.index_fill(dim, index, 0)
+        of_own, result = fill(of_own, *at, 0), fill(result, *at, 0)
     return picked_share(shared, of_own, result), to_source
 
 
