@@ -290,18 +290,13 @@ def _of_used_tokens(call: Call, mask: Mask) -> list[Any]:
     if mask is None and call.starts is None:
         return list(wrap(call()))
     mask = full(mask, call["grad"])
-    results = _of_run(call, mask) if _is_finite(call) else None
+    is_finite = is_number(total(call["query"]) + total(call["key"]) + total(call["value"]))
+    results = _of_run(call, mask) if is_finite else None
     if results is None or any_nan(unwrap(results)):
         results = _of_run(call, mask, cleaned=True)
         if any_nan(unwrap(results)):
             results = _by_columns(call, mask, results)
     return results
-
-
-def _is_finite(call: Call) -> bool:
-    """True if query, key and value are finite."""
-    query, key, value = (total(call[name]) for name in ("query", "key", "value"))
-    return is_number(query + key + value)
 
 
 def _of_run(call: Call, mask: Tensor, cleaned: bool = False) -> list[Any]:

@@ -26,6 +26,7 @@ from ..numerics import numerics
 from ..record import GENERATED
 from ..registry import derivative, function, rule
 from ..rewrites import rewrite
+from .pointwise import product
 
 function(
     "NllLoss NllLoss2D", selects=True, safe_if=MODERATE, safe_if_saved={"self": ALWAYS, "total_weight": AWAY_FROM_ZERO}
@@ -54,16 +55,14 @@ rewrite(
 )
 
 
-@rule(
+# Each element has its own loss, and the cotangent is multiplied by its slope.
+rule(
     "binary_cross_entropy_backward",
     "huber_loss_backward",
     "mse_loss_backward",
     "smooth_l1_loss_backward",
     "soft_margin_loss_backward",
-)
-def loss_of_each_element_backward(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """Each element has its own loss, and the cotangent is multiplied by its slope."""
-    return zero_ignored(op(unwrap(grad), *unwrap(args), **unwrap(kwargs)), mask_of(grad))
+)(product)
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
