@@ -160,26 +160,6 @@ def test_a_unit_that_is_ignored_needs_each_step_by_itself():
     assert not layers.weight_ih_l0.grad[0].any() and not rows.grad[2].any()
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_where_all_is_ignored_all_gradients_are_zero(wanted):
-    layers, rows = lstm(lost=range(6), wanted=wanted)
-    ignoring.backward(layers(rows)[0][:0].sum())
-    assert not any(p.grad.any() for p in layers.parameters())
-    assert not wanted or not rows.grad.any()
-
-
-def test_what_leads_to_a_lost_step_is_ignored_too():
-    """The mask of the input is that of the steps: the root of 0 before it has an infinite slope."""
-    layers, rows = lstm(lost=())
-    rows[4:] = nan
-    squares = rows.square()
-    squares[0, 3:] = 0
-    squares.requires_grad_()
-    out, _ = layers(squares.sqrt())
-    ignoring.backward(out[0, :3].sum() + out[1:4].sum())
-    assert squares.grad.isfinite().all() and not squares.grad[0, 3:].any() and squares.grad[0, :3].all()
-
-
 def test_one_sequences_last_state_and_anothers_last_cell():
     layers, rows = lstm(wanted=True)
     state, cell = layers(rows)[1]
