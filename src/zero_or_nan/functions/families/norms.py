@@ -68,20 +68,10 @@ def _members(groups: Tensor, saved: Tensor) -> Tensor:
     return channels.reshape(*channels.shape, *(1,) * (saved.dim() - 2))
 
 
-def _of_batch(
-    mask: Tensor,
-    saved: Tensor,
-    weight: Any,
-    mean: Any,
-    var: Any,
-    save_mean: Any,
-    save_var: Any,
-    train: bool,
-    *args: Any,
-) -> tuple[Tensor, ...]:
+def _of_batch(mask: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """The same for statistics of each channel of the batch. Frozen statistics mix no elements of the input."""
-    channel = anywhere(mask, [d for d in range(mask.dim()) if d != 1])
-    return channel.reshape(1, -1, *(1,) * (mask.dim() - 2)) if train else mask, channel, channel
+    channel, is_training = anywhere(mask, [d for d in range(mask.dim()) if d != 1]), args[5]
+    return channel.reshape(1, -1, *(1,) * (mask.dim() - 2)) if is_training else mask, channel, channel
 
 
 def _without_lost(
