@@ -36,6 +36,9 @@ RESULTS = {
     "fill": (lambda c: torch.ops.aten.fill(c, 0.0), [[0, 0], [0, 0]], None),
     "index_fill by a zero that is a number": (
         lambda c: c.index_fill(0, torch.tensor([0]), 0.0), [[0, 0], [3, 0]], [[True, True], [True, False]]),
+    "hardsigmoid, which passes NaN on": (
+        lambda c: torch.ops.aten.hardsigmoid_backward(c, torch.tensor([[nan, nan], [0.0, 0.0]])), [[0, 0], [0.5, 0]],
+        MASK),
     "ones_like": (torch.ones_like, [[1, 1], [1, 1]], None),
     "full_like": (lambda c: torch.full_like(c, 7.0), [[7, 7], [7, 7]], None),
     "addmm": (
