@@ -155,11 +155,10 @@ def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
     whose result is always contiguous.
     """
     value = op(unwrap(base), where, unwrap(source))
-    beside = base if type(base) is Cotangent else source
     step = step_of((base, source))
     if step is not None and not step.is_anothers:
         value = torch.empty_like(unwrap(base)).copy_(value)
-    below, above = written_mask(base, beside), written_mask(source, beside)
+    below, above = _masks_of(base, source)
     mask = torch.masked_scatter(
         full(below, unwrap(base)).expand(value.shape).clone(), where, full(above, unwrap(source)).contiguous()
     )
