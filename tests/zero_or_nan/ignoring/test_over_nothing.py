@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.engine.masked_pass import Pass
-from zero_or_nan.ignoring.engine.plan import Policy
 
 inf, nan = math.inf, math.nan
 none = torch.zeros  # tensors without elements, below
@@ -63,21 +61,25 @@ def roots():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_sum_over_nothing_is_ignored(case, monkeypatch):
+def test_a_sum_over_nothing_is_ignored(case):
     """The gradient is as without the part that is empty. What is used elsewhere counts, and stays undefined."""
     x, y = roots()
     loss = CASES[case](y).sum() + 2 * x.sum()
     assert loss.isfinite()
     for recorded in (False, True):
         assert ignoring.grad(loss, x, retain_graph=True, create_graph=recorded)[0].tolist() == [2.0, 2.0, 2.0]
-    with monkeypatch.context() as patch:
-        patch.setattr(Pass, "policy", Policy(transfers=False))
-        assert ignoring.grad(loss, x)[0].tolist() == [2.0, 2.0, 2.0]
     x, y = roots()
     empty = CASES[case](y).sum()
     gradient = ignoring.grad(empty, x, ignored="masked", retain_graph=True)[0]
     assert not gradient.get_mask().any() and not gradient.get_data().any()
     assert ignoring.grad(empty + y[1:].sum(), x)[0].tolist() == [0.0, inf, 0.25]
+
+
+@pytest.mark.usefixtures("by_rules_alone")
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_by_rules_alone(case):
+    x, y = roots()
+    assert ignoring.grad(CASES[case](y).sum() + 2 * x.sum(), x)[0].tolist() == [2.0, 2.0, 2.0]
 
 
 class Rows(torch.autograd.Function):
