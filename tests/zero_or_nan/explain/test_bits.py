@@ -62,7 +62,7 @@ def test_random_programs(number):
 
 
 @pytest.mark.parametrize("bad", [False, True])
-@pytest.mark.parametrize("name", sample(sorted({*LAYERS} - {"AdaptiveLogSoftmaxWithLoss"}), every=3))
+@pytest.mark.parametrize("name", sample(sorted({*LAYERS} - {"AdaptiveLogSoftmaxWithLoss"}), every=6))
 def test_layers(name, bad):
     make, shape, out, inputs = LAYERS[name]
 
@@ -100,11 +100,10 @@ spoiled = pytest.mark.parametrize("spoiled", [False, True])
 
 
 @spoiled
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam], ids=lambda make: make.__name__)
-def test_training(make, spoiled):
+def test_training(spoiled):
     def work():
         model = Small(spoiled)
-        optimizer = make(model.parameters(), lr=0.01)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for _ in range(3):
             loss = model(torch.randn(5, 3)).square().mean()
             optimizer.zero_grad()
@@ -162,15 +161,14 @@ def test_passes(kind, spoiled):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # forward-mode derivatives use it
 @pytest.mark.parametrize("transform", ["vmap of grad", "hessian", "jvp", "functional_call"])
-@pytest.mark.parametrize("start", [1.0, 0.0])
-def test_function_transforms(transform, start):
+def test_function_transforms(transform):
     """With NaN where it starts at 0: nobody can look into a transform, and nothing changes for that."""
 
     def energy(x):
         return x.square().sum().sqrt() + x.exp().sum()
 
     def work():
-        x = torch.full((2, 3), start)
+        x = torch.zeros(2, 3)
         model = nn.Linear(3, 1)
         results = {
             "vmap of grad": lambda: torch.func.vmap(torch.func.grad(energy))(x),

@@ -63,10 +63,6 @@ def test_the_remedy_agrees_with_the_fix_of_the_thread(program):
     assert agrees(program, advice(report)), report
 
 
-def test_a_name_stands_for_one_program():
-    assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
-
-
 def test_advice_is_compared_with_the_thread_and_is_not_what_a_report_quotes():
     p = torch.zeros(2, requires_grad=True)
     with explain() as report:

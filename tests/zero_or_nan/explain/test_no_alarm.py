@@ -64,20 +64,19 @@ def told_of(program):
 
 @pytest.mark.slow
 def test_random_programs():
-    """On 1,000 programs that are clean nothing is told, and on each that is not something is."""
+    """On 300 programs that are clean nothing is told, and on each that is not something is."""
     clean, number = 0, 0
-    while clean < 1000:
+    while clean < 300:
         number += 1
         report, is_clean = told_of(drawn(number, FEW))
         assert report.ok == is_clean, (number, report)
         clean += is_clean
-    assert number > 1100
+    assert number > 330
 
 
-@pytest.mark.parametrize("start", range(0, 200, 50))
-def test_random_programs_that_are_not(start):
+def test_random_programs_that_are_not():
     """Every origin is a contamination just where `ignoring` makes all of it finite."""
-    for number in range(start, start + 50):
+    for number in range(100):
         report, is_clean = told_of(drawn(number))
         assert report.ok == is_clean, (number, report)
         if not is_clean:
@@ -124,18 +123,16 @@ class Masked(nn.Module):
         return self.head(torch.minimum(pooled, torch.tensor([3.0, inf, 3.0, inf])))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 def test_training(precision):
-    """A thousand steps by Adam, with all that has infinities for good reasons; and the scaler's own."""
+    """Steps of Adam, with all that has infinities for good reasons; and the scaler's own."""
     torch.manual_seed(0)
     model = Masked()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=precision is not None)
     best = torch.tensor(inf)
-    steps = 1000 if precision is None else 30
     with explain() as report:
-        for _ in range(steps):
+        for _ in range(30):
             x, y = torch.randn(8, 3, 4), torch.randint(0, 2, (8,))
             with torch.autocast("cpu", dtype=precision, enabled=precision is not None):
                 loss = F.cross_entropy(model(x), y)
@@ -146,7 +143,7 @@ def test_training(precision):
             scaler.step(optimizer)
             scaler.update()
             best = torch.minimum(best, loss.detach())
-    assert report.ok and report.passes == steps, report
+    assert report.ok and report.passes == 30, report
 
 
 def test_without_a_backward_pass():

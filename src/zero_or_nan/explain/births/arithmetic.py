@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...functions.numerics import numerics_of
-from ...ignoring.inside import Mode, is_sparse
+from ...ignoring.inside import Mode, is_sparse, tree_map_only
 from ..program.tensors import numbers_of, rerun, tensors_in
 
 
@@ -59,7 +59,7 @@ class _Looking(Mode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operands = _copied(args) if func._schema.is_mutable else args
+        operands = tree_map_only(Tensor, torch.clone, args) if func._schema.is_mutable else args
         result = func(*args, **kwargs)
         name = func._schema.name.partition("::")[2].rstrip("_")
         if self.nan is None and _computes(name):
@@ -138,12 +138,6 @@ def limit(dtype: torch.dtype) -> str:
     """
     largest = torch.finfo(dtype).max
     return number(largest) if largest < 1e6 else f"{largest:.2g}".replace("e+", "e")
-
-
-def _copied(things: Any) -> Any:
-    if isinstance(things, Tensor):
-        return things.clone()
-    return type(things)(_copied(thing) for thing in things) if isinstance(things, (tuple, list)) else things
 
 
 def _computes(name: str) -> bool:

@@ -17,8 +17,9 @@ from ...functions.numerics import numerics_of
 from ...ignoring.inside import any_of, is_region, is_sparse
 from ..program.code import Plan, buffers_of, is_loading, overwritten_by
 from ..program.tensors import is_finite, not_finite, numbers_of, tensors_in, unreadable_layout
-from .call import Call, Change
-from .calls import (
+from .call import (
+    Call,
+    Change,
     apart,
     came_too,
     come_in,

@@ -32,8 +32,7 @@ from ...ignoring.inside import (
 from ..program.code import Place, place_here, users_frame
 from ..program.tensors import are_finite, is_finite, not_finite, numbers_of, on_copies, rerun
 from .arithmetic import Computation, first_born, number
-from .call import Call
-from .calls import come_in, describe, finite_ones
+from .call import Call, come_in, describe, finite_ones
 from .diagnosis import Born, Events
 from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed_by, saved_by, share_readable
 from .provenance import Birth, Provenance, all_births

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...functions.rewrites import function_in, operands_in
 from ..births.call import Call, arranged
-from ..births.history import Chain
+from ..births.chain import Chain
 
 
 class Match(NamedTuple):

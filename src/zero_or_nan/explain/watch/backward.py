@@ -27,8 +27,7 @@ from ...ignoring.inside import (
     unsafe_nodes,
 )
 from ..births.arithmetic import limit
-from ..births.call import Call
-from ..births.calls import come_in, describe, held_before
+from ..births.call import Call, come_in, describe, held_before
 from ..births.diagnosis import Diagnosis, Events, Inside, Reached, Verdict, diagnose
 from ..births.findings import (
     CALLED,

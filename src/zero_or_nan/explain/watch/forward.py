@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ...ignoring.inside import is_sparse, set_recording
 from ..births.attribution import Attribution, Result
-from ..births.call import Call
-from ..births.calls import describe, recovered
+from ..births.call import Call, describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, node_of, note_call
 from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, Plan, is_recoverable, plan_of
