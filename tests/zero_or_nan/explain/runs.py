@@ -177,35 +177,3 @@ def data_that_grow(lr):
     x = torch.rand(8, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     return training(optimizer, lambda n: model(x * 1000.0**n).square().mean())
-
-
-@run("no", lr=1e-3)
-def loss_that_jumped_and_recovered(lr):
-    """A spike in step 3 passes; in step 20 an empty mask divides 0 by 0."""
-    model = nn.Linear(3, 1)
-    x = torch.randn(16, 3)
-
-    def loss_of(number):
-        keep = torch.full((16,), number != 20)
-        each = (model(x * (50.0 if number == 3 else 1.0)) - x.sum(1, keepdim=True)).square().squeeze(1)
-        return each[keep].mean()
-
-    return training(sgd(model, lr), loss_of)
-
-
-@run("no")
-def inner_loop_in_one_step(lr):
-    """The inner loop of a meta-learner diverges within one step: no step before shows anything."""
-    start = nn.Parameter(torch.ones(3))
-    model = nn.ParameterList([start])
-    x = torch.randn(16, 3)
-
-    def loss_of(_):
-        w = start
-        for _ in range(60):
-            inner = (x @ w - 1).square().mean()
-            (slope,) = torch.autograd.grad(inner, w, create_graph=True)
-            w = w - 5.0 * slope
-        return (x @ w - 1).square().mean()
-
-    return training(sgd(model, lr), loss_of)

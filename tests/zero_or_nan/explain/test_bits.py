@@ -4,12 +4,14 @@ import random
 
 import pytest
 import torch
+from hypothesis import given, settings
 from sample import sample
 from tensors import all_bits
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.zero_or_nan.explain.test_no_alarm import drawn
+from tests.zero_or_nan.explain.test_no_alarm import drawn, gradients
+from tests.zero_or_nan.ignoring.programs import programs
 from tests.zero_or_nan.ignoring.test_modules import LAYERS
 from zero_or_nan import explain
 
@@ -49,16 +51,10 @@ def check(work, spoiled=False):
         same(run(work, watch, spoiled), expected)
 
 
-@pytest.mark.parametrize("number", sample(range(60), every=6))
-def test_random_programs(number):
-    program = drawn(number)
-
-    def work():
-        leaves, loss = program.by_pytorch(torch.float32)
-        loss.backward()
-        return [loss.detach(), *(leaf.grad for leaf in leaves)]
-
-    check(work, spoiled=True)
+@given(program=programs())
+@settings(drawn, max_examples=10)
+def test_random_programs(program):
+    check(lambda: gradients(program, torch.Tensor.backward), spoiled=True)
 
 
 @pytest.mark.parametrize("bad", [False, True])

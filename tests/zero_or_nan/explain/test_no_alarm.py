@@ -1,89 +1,48 @@
 """No false alarm: where nothing that is not finite reached the loss or a gradient, there is nothing to tell."""
 
-import random
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
 from origins import report_of
+from sample import examples
 from torch import nn
 
-from tests.zero_or_nan.ignoring import programs as random_programs
+from tests.zero_or_nan.ignoring.programs import PLAIN, SIZE, programs
 from tests.zero_or_nan.ignoring.test_modules import LOSSES
 from zero_or_nan import explain, ignoring
-from zero_or_nan.explain.program.tensors import is_finite
+from zero_or_nan.explain.program.tensors import are_finite
 
 inf = float("inf")
 
 
-def drawn(number, values=random_programs.NUMBERS):
-    """A random program: what hypothesis would draw, from a seed."""
-    draw = random.Random(number)
-    size = random_programs.SIZE
-    masks = [draw.random() < 0.5 for _ in range(size)]
-    parameters = {
-        id(random_programs.nothing): lambda: None,
-        id(random_programs.masks): lambda: [draw.random() < 0.5 for _ in range(size)],
-        id(random_programs.values): lambda: [draw.choice(values) for _ in range(size)],
-        id(random_programs.indices): lambda: [draw.randrange(size) for _ in range(size)],
-    }
-
-    def parameter(strategy):
-        if id(strategy) in parameters:
-            return parameters[id(strategy)]()
-        if strategy is random_programs.LAST["dot"][2]:
-            return random_programs.PLAIN[:4]
-        return masks, parameters[id(random_programs.values)]()
-
-    steps = []
-    for at in range(draw.randint(1, 7)):
-        one = draw.random() < 0.75
-        table = random_programs.ONE if one else random_programs.TWO
-        name = draw.choice(sorted(table))
-        steps.append((name, [at + 1] if one else [at + 1, draw.randint(0, at + 1)], parameter(table[name][2])))
-    name = draw.choice(sorted(random_programs.LAST))
-    leaves = [[draw.choice(values) for _ in range(size)] for _ in range(2)]
-    return random_programs.Program(leaves, steps, (name, parameter(random_programs.LAST[name][2])))
+drawn = settings(
+    deadline=None, derandomize=True, database=None, max_examples=examples(400),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
 
 
-def all_finite(tensors):
-    return all(tensor is None or is_finite(tensor) for tensor in tensors)
+def gradients(program, backward):
+    """The loss of a random program, and the gradients that a backward pass gives."""
+    leaves, loss = program.by_pytorch(torch.float32)
+    backward(loss)
+    return [loss.detach(), *(leaf.grad for leaf in leaves)]
 
 
-FEW = random_programs.PLAIN * 20 + [0.0, -0.0, 100.0, -inf, float("nan")]
-"""Most programs on these are clean."""
-
-
-def told_of(program):
-    """The report, and whether the loss and all gradients were finite."""
-    with explain() as report:
-        leaves, loss = program.by_pytorch(torch.float32)
-        loss.backward()
-    return report, all_finite([loss, *(leaf.grad for leaf in leaves)])
-
-
-@pytest.mark.slow
-def test_random_programs():
-    """On 300 programs that are clean nothing is told, and on each that is not something is."""
-    clean, number = 0, 0
-    while clean < 300:
-        number += 1
-        report, is_clean = told_of(drawn(number, FEW))
-        assert report.ok == is_clean, (number, report)
-        clean += is_clean
-    assert number > 330
-
-
-def test_random_programs_that_are_not():
-    """Every origin is a contamination just where `ignoring` makes all of it finite."""
-    for number in range(100):
-        report, is_clean = told_of(drawn(number))
-        assert report.ok == is_clean, (number, report)
-        if not is_clean:
-            leaves, loss = drawn(number).by_pytorch(torch.float32)
-            ignoring.backward(loss)
-            fixed = all_finite([loss, *(leaf.grad for leaf in leaves)])
-            assert fixed == ({origin.kind for origin in report} == {"contaminated"}), (number, report)
+@given(program=programs())
+@drawn
+def test_random_programs(program):
+    """Something is told just where the loss or a gradient is not finite: contaminations, if `ignoring` fixes all."""
+    for leaves in (program.leaves, [PLAIN[:SIZE], PLAIN[-SIZE:]]):
+        each = replace(program, leaves=leaves)
+        with explain() as report:
+            found = gradients(each, torch.Tensor.backward)
+        assert report.ok == are_finite(found), report
+        if not report.ok:
+            fixed = are_finite(gradients(each, ignoring.backward))
+            assert fixed == ({origin.kind for origin in report} == {"contaminated"}), report
 
 
 @pytest.mark.filterwarnings("ignore:reduction")
