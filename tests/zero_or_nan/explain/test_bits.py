@@ -135,8 +135,7 @@ def pass_by(kind, y, loss, every):
 FORWARD = {
     "checkpoint": lambda model, x: checkpoint(model, x * 2, use_reentrant=False),
     "reentrant checkpoint": lambda model, x: checkpoint(model, x * 2, use_reentrant=True),
-    "compiled": lambda model, x: torch.compile(model, backend="eager")(x),
-    "compiled backward": lambda model, x: torch.compile(model, backend="aot_eager")(x),
+    "compiled": lambda model, x: torch.compile(model, backend="aot_eager")(x),
     "autocast": lambda model, x: torch.autocast("cpu", dtype=torch.bfloat16)(model)(x).float(),
 }
 

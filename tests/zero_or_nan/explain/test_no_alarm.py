@@ -105,13 +105,10 @@ def test_training(precision):
     assert report.ok and report.passes == 30, report
 
 
-def test_without_a_backward_pass():
+def test_inputs_that_are_not_finite_and_not_used():
+    """A mask, buffers, data and parameters with NaN and inf lie about, and no loss takes them in."""
     report = report_of(lambda: torch.full((3, 3), -inf).triu(1).softmax(-1).sum())
     assert report.ok and report.passes == 0, report
-
-
-def test_inputs_that_are_not_finite_and_not_used():
-    """Buffers, data and parameters with NaN and inf lie about, and no function takes them in."""
     bad = torch.full((4,), float("nan"), requires_grad=True)
     with explain() as report:
         kept = [bad, torch.empty(3).fill_(inf), bad.detach().clone()]

@@ -86,8 +86,7 @@ def test_a_batch_of_vectors_is_not_said_to_be_finite():
     assert report.notes == ["a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"]
 
 
-@pytest.mark.parametrize("at", ["leaf", "inside"])
-@pytest.mark.parametrize("is_used", [True, False])
+@pytest.mark.parametrize(("at", "is_used"), [("leaf", True), ("inside", False)])
 def test_a_gradient_at_an_edge_of_the_graph(at, is_used):
     """As pipelines ask for it."""
     x = torch.tensor([0.0, 1.0], requires_grad=True)

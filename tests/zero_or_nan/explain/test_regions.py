@@ -172,7 +172,6 @@ PROGRAMS = {
     "one of each phase": of(lambda x: (x.sqrt() + torch.where(x > 0, x.log(), 0.0)).sum()),
     "selected outside": of(lambda x: x.log() * 2, selected_outside),
     "born before": of(lambda x: torch.where(x > 0, x * 2, 0.0).sum(), lambda loss: loss(at_0().log() + 0.5)),
-    "born after": of(lambda x: x.square() * 3, lambda square: square(at_0()).sqrt()),
     "an input that is written": of(lambda x: x.mul_(2).sqrt().sum(), lambda loss: loss(at_0() * 1)),
     "a buffer that is written": lambda compiled: of(Average())(compiled),
     "one region in a loop": of(lambda x: torch.where(x > 0, x.log(), 0.0) * 2, one_region_in_a_loop),

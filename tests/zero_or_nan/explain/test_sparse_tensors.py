@@ -14,8 +14,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
 ]
 
-LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
-
 USES = {
     "product": lambda a, w: a @ w,
     "dense": lambda a, w: a.to_dense() * w,
@@ -23,23 +21,15 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
 def test_data(layout, use):
-    """NaN in the data is bad input where the loss uses it; nothing else is told, and clean data is clean."""
-    for bad in (nan, 2.0):
-        adjacency = torch.tensor([[1.0, bad, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]]).to_sparse(layout=layout)
-        weight = torch.ones(3, 3, requires_grad=True)
-        with explain() as report:
-            USES[use](adjacency, weight).sum().backward()
-        if bad == 2:
-            assert report.ok
-            continue
-        (origin,) = report
-        assert (origin.kind, origin.phase, origin.count) == ("bad input", "forward", 1)
-        assert {"the loss"} <= set(origin.reached) and "nan in adjacency" in origin.operands
-        assert (origin.entries, origin.shape) == (
-            ([(0, 1)], (3, 3)) if layout is not torch.sparse_csc else ([(2,)], (4,))
-        )
+    """NaN in the data is bad input; nothing else is told."""
+    adjacency = torch.tensor([[1.0, nan, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]]).to_sparse(layout=layout)
+    weight = torch.ones(3, 3, requires_grad=True)
+    (origin,) = report_of(lambda: USES[use](adjacency, weight).sum().backward())
+    assert (origin.kind, origin.phase, origin.count) == ("bad input", "forward", 1)
+    assert "the loss" in origin.reached and "nan in adjacency" in origin.operands
+    assert (origin.entries, origin.shape) == (([(2,)], (4,)) if layout is torch.sparse_csc else ([(0, 1)], (3, 3)))
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
@@ -84,15 +74,11 @@ def test_gradients_of_embeddings(make):
     """A sparse gradient is reached; the loss is finite."""
     table = make(4, 2, sparse=True)
     words = torch.tensor([[1, 2]])
-    report = report_of(lambda: (table(words) - table(words).detach()).square().sum().sqrt().backward())
-    assert told(report) == [("undefined", "backward", "sqrt")] and report.origins[0].reached == ["weight"]
-
-    table.zero_grad()
     nn.init.zeros_(table.weight)
     with explain() as report:
         rows = table(words)
         torch.where(rows > 0, rows.log(), rows).sum().backward()
-    assert told(report) == [("contaminated", "forward", "log")]
+    assert told(report) == [("contaminated", "forward", "log")] and report.origins[0].reached == ["weight"]
 
 
 def test_gradients_from_before_the_block():

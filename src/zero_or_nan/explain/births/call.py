@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import any_of, is_sparse, was_broadcast
-from ..program.code import Place, optimizer_here
+from ..program.code import Place, Plan, optimizer_here, plan_of
 from ..program.tensors import (
     each_in,
     first_entries,
@@ -46,6 +46,11 @@ class Call(NamedTuple):
     place: Place
     args: Any = ()
     kwargs: Any = MappingProxyType({})
+
+    @property
+    def plan(self) -> Plan:
+        """What is known of its function."""
+        return plan_of(self.func)
 
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""

@@ -255,6 +255,13 @@ class Findings:
         if len(self.unconsumed) > _MOST_UNCONSUMED:
             self.unconsumed.pop(next(iter(self.unconsumed)))
 
+    def carry(self, tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
+        """Write on the node of a result, if it has one, which of its elements are not finite."""
+        node = node_of(tensor)
+        if node is not None:
+            self.carries = True
+            node.metadata.setdefault(_CARRIES, {}).setdefault(tensor.output_nr, []).extend(carried)
+
     def of_bad(self, value: Any) -> Provenance | None:
         """The provenance of a tensor that is not finite, if it is known."""
         return None if bad_numbers_of(value) is None else self.provenances.of(value)
@@ -321,12 +328,6 @@ def note_call(node: Any, name: str, place: Place) -> None:
         saw(node)
         if not TELLS_OF_HOOKS:
             known[_READABLE] = not HOOKS
-
-
-def note_carried(tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
-    """Write on the node of a result which of its elements are not finite."""
-    node = node_of(tensor)
-    node.metadata.setdefault(_CARRIES, {}).setdefault(tensor.output_nr, []).extend(carried)
 
 
 def note_passed(node: Any, provenances: Iterable[Provenance]) -> None:

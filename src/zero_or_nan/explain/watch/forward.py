@@ -203,7 +203,7 @@ class Forward(TorchFunctionMode):
         if provenance is None:
             provenance = Provenance({describe("made", call, tensor, bad, ""): (call.name,)})
         self.findings.keep_result(tensor, provenance)
-        self.attribution.carry(tensor, [(birth, bad) for birth in provenance.births])
+        self.findings.carry(tensor, [(birth, bad) for birth in provenance.births])
 
     def _note_base(self, plan: Plan, result: Tensor, place: Place) -> None:
         """A call in place on a view gives the base of the view a new node, too."""
@@ -256,4 +256,4 @@ class Forward(TorchFunctionMode):
         if is_recoverable(plan, args):
             before = recovered(func, args, kwargs)
         earlier = args if before is None else tuple(before if each is args[0] else each for each in args)
-        self.attribution.attribute(Call(func, plan.name, place, earlier, kwargs), plan, args, bad, before)
+        self.attribution.attribute(Call(func, plan.name, place, earlier, kwargs), args, bad, before)
