@@ -42,7 +42,7 @@ def work():
         (backward.Backward, "begin"),
         (backward.Backward, "end"),
         (backward.Backward, "_not_finite"),
-        (watch, "diagnose"),
+        (backward, "diagnose"),
         (shadow.Shadow, "handed_on"),
         (narration.Names, "of_module"),
         (narration.Names, "of_tensor"),

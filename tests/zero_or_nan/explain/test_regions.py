@@ -3,12 +3,11 @@
 import functools
 import shutil
 import sys
-from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
-from origins import failure, report_of, same
+from origins import failure, report_of
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
@@ -314,35 +313,6 @@ def test_a_region_that_cannot_run_again(name, monkeypatch):
         monkeypatch.setattr(REGIONS, "graph_of", lambda compiled: None)
     report = reported(name)
     assert [each.operator for each in report] == [COMPILED] and report.notes == [NOT_INSIDE]
-
-
-def test_bits_stay_the_same():
-    """Results, gradients, buffers, random numbers, and how often the user's code runs: also if a region runs again."""
-    calls = []
-
-    def train(is_watched):
-        torch.compiler.reset()
-        torch.manual_seed(0)
-        calls.clear()
-        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(), SafeLog(), nn.Linear(3, 1))
-
-        def forward(x):
-            y = model(x)
-            torch._dynamo.graph_break()
-            calls.append(len(calls))
-            return y * 2
-
-        run = torch.compile(forward, backend="aot_eager")
-        found = []
-        for _ in range(2):
-            x = torch.randn(5, 3, requires_grad=True)
-            with explain() if is_watched else nullcontext() as report:
-                run(x).mean().backward()
-            assert not is_watched or not report.ok
-            found += [x.grad, *(p.grad.clone() for p in model.parameters()), *(b.clone() for b in model.buffers())]
-        return [*found, torch.get_rng_state(), torch.tensor(calls), torch.rand(3)]
-
-    assert same(train(True), train(False))
 
 
 class CompiledByHand(torch.autograd.Function):
