@@ -154,8 +154,8 @@ class Forward(TorchFunctionMode):
                 if node is not None:
                     place = self.places.here()
                     note_call(node, plan.name, place)
-                    if plan.in_place:
-                        self._note_base(plan, result, place)
+                    if plan.in_place and result._base is not None and result._base.grad_fn is not None:
+                        note_call(result._base.grad_fn, plan.name, place)  # the base of a view has a new node, too
                 if self._is_worth_keeping(plan, result):
                     place = place or self.places.here()
                     self.findings.history.note(Call(func, plan.name, place, args, kwargs), result, node)
@@ -204,11 +204,6 @@ class Forward(TorchFunctionMode):
             provenance = Provenance({describe("made", call, tensor, bad, ""): (call.name,)})
         self.findings.keep_result(tensor, provenance)
         self.findings.carry(tensor, [(birth, bad) for birth in provenance.births])
-
-    def _note_base(self, plan: Plan, result: Tensor, place: Place) -> None:
-        """A call in place on a view gives the base of the view a new node, too."""
-        if result._base is not None and result._base.grad_fn is not None:
-            note_call(result._base.grad_fn, plan.name, place)
 
     def _spread_secondhand(self, args: Any) -> None:
         """A tensor that is changed with the help of a secondhand one becomes secondhand too: a parameter, mostly."""
