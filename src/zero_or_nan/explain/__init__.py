@@ -32,10 +32,10 @@ files that are named after it, so you can read on from any file.
    number on the way to the failure was lost.
 6. `births/` finds out where and why. `attribution`: `log` made the -inf of finite numbers, so the -inf was *born*
    there, and `clamp` took it. `nodes`: what was born at a node in backward, and in which call a node was made.
-   `calls` lets a call run again with other numbers. `arithmetic`: `log(0) = -inf`, as text. `diagnosis`: the loss
-   ignores the element, because `clamp` cut it off, so the origin is *contaminated*. `findings` has what is known of
-   tensors and nodes. `history` keeps the last calls, so that a formula can run again; `call` is one of them.
-   `provenance` has the births that a tensor comes from.
+   `diagnosis`: the loss ignores the element, because `clamp` cut it off, so the origin is *contaminated*. `findings`
+   has what is known of tensors and nodes, and keeps the last calls. A `chain` of them runs again in float64. `call`
+   runs one of them again with other numbers. `arithmetic`: `log(0) = -inf`, as text. `provenance` has the births that
+   a tensor comes from.
 7. `program/` reads your program. `expression`: what you wrote in the line of a call. `code`: the line of a call, and
    what the name of its function says. `tensors`: which of a tensor's numbers are not finite. They are read out of sight
    of your modes and profilers.

@@ -12,7 +12,7 @@
 - Tensors: `total` is the sum of a tensor's elements, `part_here` the part of it on this process, and `stored` the
   elements that a sparse tensor stores (`is_sparse`), at the indices `stored_at`. `joined` has the elements of several
   tensors. `is_wrapped`: a transform of `torch.func` has wrapped the tensor. `any_of` says whether one of many bools is
-  True. `tree_map` changes the tensors of a tree.
+  True. `tree_map` and `tree_map_only` change the tensors of a tree.
 - What PyTorch does in this thread: `functions_unseen`, `is_profiled` and `set_recording`. A `Mode` sees operators, and
   does not import the compiler; `push_mode` and `pop_mode` switch modes. `not_compiled` keeps the compiler out of a
   function.
@@ -45,7 +45,7 @@ from ..functions.graph import held_from as graph_from
 from ..functions.record import UNKNOWN, record_of
 from ..masks.mask import anywhere, was_broadcast
 from ..masks.numbers import form_of, is_sparse, is_wrapped, joined, stored, stored_at, total
-from ..masks.trees import tree_map
+from ..masks.trees import tree_map, tree_map_only
 from ..masks.watching import Mode, functions_unseen, is_profiled, pop_mode, push_mode, set_recording
 from .engine.attach import not_compiled
 from .engine.masked_pass import Observer, Pass
@@ -95,6 +95,7 @@ __all__ = [
     "stored_at",
     "total",
     "tree_map",
+    "tree_map_only",
     "unsafe_nodes",
     "was_broadcast",
 ]

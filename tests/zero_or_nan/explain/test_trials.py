@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zero_or_nan import explain
-from zero_or_nan.explain.births import history
+from zero_or_nan.explain.births import findings
 from zero_or_nan.explain.births.call import Call
 from zero_or_nan.explain.report import trial
 
@@ -202,14 +202,14 @@ def test_calls_that_refuse_to_run_again_get_advice(first, monkeypatch):
 
 
 def test_no_more_calls_are_kept_than_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(history, "MOST_CALLS", 5)
-    kept = history.History()
+    monkeypatch.setattr(findings, "MOST_CALLS", 5)
+    kept = findings.History()
     x = torch.ones(3, requires_grad=True)
     results = [x * number for number in range(20)]
     for result in results:
         kept.note(Call(torch.mul, "mul", None, (x, 2.0)), result, result.grad_fn)
     assert [kept.of(result) is not None for result in results] == 15 * [False] + 5 * [True]
     assert [kept.of_node(result.grad_fn) is not None for result in results] == 15 * [False] + 5 * [True]
-    monkeypatch.setattr(history, "MOST_BYTES", 3 * x.nbytes)
+    monkeypatch.setattr(findings, "MOST_BYTES", 3 * x.nbytes)
     kept.note(Call(torch.mul, "mul", None, (x, 2.0)), x * 3, None)
     assert sum(kept.of(result) is not None for result in results) == 5  # such a large operand is not kept

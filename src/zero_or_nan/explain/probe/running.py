@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...ignoring.inside import graph_from, leaves_of, tree_map
 from ..births.diagnosis import Diagnosis
-from ..births.history import History
+from ..births.findings import History
 from ..births.provenance import Kind as OfOrigin
 from ..program.tensors import are_finite, tensors_in
 from ..report.narration import Names, Narration

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...functions.numerics import is_pointwise, numerics_of
 from ..births.arithmetic import limit, number
 from ..births.call import Call, in_order
-from ..births.history import Chain, Run
+from ..births.chain import Chain, Run
 from ..program.expression import expression_at, is_bound
 from ..program.tensors import not_finite, without_side_effects
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...functions.rewrites import Rewrite, function_in, operands_in
 from ..births.call import Call, arranged, in_order
-from ..births.history import Chain
+from ..births.chain import Chain
 from ..program.expression import expression_at, has_functional, is_rebound
 
 

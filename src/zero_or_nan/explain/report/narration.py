@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..births.diagnosis import Diagnosis, Verdict
-from ..births.history import History
+from ..births.findings import History
 from ..births.provenance import Birth, Kind
 from ..program.code import of_variables
 from .remedies import remedy

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ...functions.numerics import numerics_of
 from ...functions.rewrites import REWRITES, Rewrite
-from ..births.calls import UNREADABLE
+from ..births.call import UNREADABLE
 
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"

@@ -18,8 +18,8 @@ from torch import Tensor
 from ...functions.rewrites import REWRITES, Rewrite
 from ..births.arithmetic import number
 from ..births.call import Call
+from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
-from ..births.history import Chain, Run
 from ..program.tensors import extra, not_finite, without_side_effects
 from .exact import Lost, Outcome, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
 from .matching import Match, line_of, matches
