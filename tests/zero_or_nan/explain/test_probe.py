@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from zero_or_nan import explain
-from zero_or_nan.explain.probe import probing, running
-from zero_or_nan.explain.probe.candidates import Input, candidates
-from zero_or_nan.explain.probe.kinds import kind_of
-from zero_or_nan.explain.probe.running import Case
+from zero_or_nan.explain.probe import probing
+from zero_or_nan.explain.probe.candidates import Input, candidates, kind_of
+from zero_or_nan.explain.probe.loss import Case
 
 TEXT = Path(__file__).with_name("losses.md").read_text(encoding="utf-8")
 OWN = {
@@ -259,8 +258,7 @@ def test_the_search_says_that_its_time_was_up():
 
 def test_what_was_found_when_the_time_is_up_is_kept_with_the_input_that_it_was_found_on(monkeypatch):
     now = [0.0]
-    for module in (probing, running):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def takes_a_second(p):
         now[0] += 1

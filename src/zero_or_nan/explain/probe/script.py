@@ -22,8 +22,8 @@ from ...replacing import put_back, replace_engine
 from ..program.code import is_inside
 from ..program.tensors import tensors_in
 from .finding import ProbeReport
+from .loss import loss_of
 from .probing import probe
-from .running import loss_of
 
 NO_FUNCTION = (
     "no function of the script returned the loss of the first backward pass: write the loss as a function, or call "
