@@ -211,10 +211,7 @@ class Loss:
         Parameters get other numbers by way of `.data`, so their own numbers are neither copied nor written to.
         """
         self._before.put_back()
-        torch.manual_seed(self.seed)
-        random.seed(self.seed)
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed(self.seed)
+        _seed(self.seed)
         kept = [(each, each.data) for each in self.parameters.values()]
         default = torch.get_default_dtype()
         try:
@@ -298,6 +295,23 @@ def loss_of(result: Any) -> tuple[Tensor, str]:
             f'by the name "loss". It returned {type(result).__name__}'
         )
     return (result, path) if result.dim() == 0 else (result.sum(), f"{path}.sum()")
+
+
+def _seed(seed: int) -> None:
+    """Seed the random numbers of Python, NumPy and PyTorch.
+
+    `torch.manual_seed` does so for all devices, and keeps a traceback for each device that is not in use. In a search,
+    this takes a third of the time.
+    """
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    for devices in (torch.cuda, torch.xpu):
+        if devices.is_initialized():
+            devices.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
 
 
 def _wider(thing: Any, dtype: torch.dtype | None) -> Any:
