@@ -15,9 +15,8 @@ files that are named after it, so you can read on from any file.
 1. `block` has what you call: `explain`, with `explain.on_failure` and `explain.probe`. The callbacks `huggingface` and
    `lightning` decorate the methods of a trainer, by `methods`.
 2. `probe/` searches for a NaN before it happens: in a `script`, or in a loss. `probing` tries inputs of the loss. If
-   one of them fails, it goes back to the `nearest` input that fails. A `finding` says so, with a test from `testing`.
-   `edges` moves inputs by a gradient, and `candidates` has those that people meet. `running` runs the loss again and
-   again, and leaves nothing behind. `kinds` keeps labels labels.
+   one of them fails, it goes back to the nearest input that fails. A `finding` says so, with a test. `candidates` has
+   the inputs that people meet, and keeps labels labels. `loss` runs the loss many times, and leaves nothing behind.
 3. `training/` explains a training step that fails. `failure` has the decorator, which runs a step that failed a second
    time inside of a watch. `before` copies what a step changes.
 4. `watch/` sees what happens. `watch` replaces some functions of PyTorch while the block runs, and owns the other
