@@ -37,9 +37,11 @@ class _Judged:
         shown = ", ".join(outcome(torch.tensor(value)).texts(3)[0] for value in others)  # type: ignore[union-attr]
         return [
             f"<code>{html.escape(name)}</code><br>{html.escape(special)}",
-            f"{html.escape(shown)}<br>{'changes' if self.changes else 'same bits'}",
-            f"{show.cells(outcome(self.plain))[0]}, {show.cells(outcome(self.ours))[0]}"  # type: ignore[arg-type]
-            f"<br>{'used' if self.counts else 'ignored'}",
+            html.escape(shown),
+            "changes" if self.changes else "same bits",
+            show.cells(outcome(self.plain))[0],  # type: ignore[arg-type]
+            show.cells(outcome(self.ours))[0],  # type: ignore[arg-type]
+            "used" if self.counts else "ignored",
         ]
 
 
@@ -47,7 +49,7 @@ def _table(judged: Sequence[_Judged]) -> show.Item:
     lines = [
         f"{j.row[0]}, {j.row[2]}: {'used' if j.counts else 'ignored'}, cotangent {j.plain.item():g}" for j in judged
     ]
-    head = ["Function;<br>the element", "Put in its place;<br>the result", "Cotangent;<br>so it is"]
+    head = ["Function, element", "Changed to", "Result", "PyTorch", "ignoring", "Verdict"]
     table = show.table("What counts, row by row", head, [j.cells() for j in judged])
     return show.Item("\n".join(lines), show.prose(table))
 
@@ -58,7 +60,7 @@ def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     Args:
         rows: one tuple for each function: the function as text; the function, which takes one float tensor; what is
             special about the last element; the values of the input; and other values for the last element, for which
-            the function makes the same selection.
+            the function selects the same elements.
 
     Returns:
         Two bool tensors with an element for each row. The first says whether the function uses the last element, the

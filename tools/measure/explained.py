@@ -7,6 +7,7 @@ keeps the first answer to each of them.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import importlib
 import platform
@@ -28,49 +29,48 @@ from .records import keep, prose, read
 
 KINDS = ("contaminated", "undefined", "overflow", "bad input")
 
+Score = tuple[bool, bool, bool]
+"""Whether a tool says anything of a program, names a right line, and gives the complete answer and no other."""
+
+Origin = tuple[str, str, str, int]
+"""The kind, the phase, the operator and the line."""
+
 
 def explained(project: Project, *names: str) -> None:
     """Run every program under every tool, and write the scores to `results/measured/explained.json`.
 
     If programs are named, run only them, under `explain` alone, and print the scores.
     """
-    programs = _programs(project.root)
-    every = {program.name: program for program in programs}
+    every = {program.name: program for program in _programs(project.root)}
     if chosen := named(names, every, "program"):
         for name in chosen:
             print(f"{name}: {_explained(every[name])}")
         return
-    reports = [program for program in programs if program.is_report]
-    known = [program for program in programs if not program.is_report]
     baselines = importlib.import_module("corpus.baselines")
+    installed = baselines.versions()
+    scores = {"explain": {name: _explained(program) for name, program in every.items()}}
+    for tool in installed:  # one after another, because some tools change PyTorch while they run
+        print(f"{tool}: {len(every)} programs", flush=True)
+        scores[tool] = {name: _told(baselines.BASELINES[tool], program) for name, program in every.items()}
     recorded = read(project, "explained")
-
+    reports = [program for program in every.values() if program.is_report]
+    known = [program for program in every.values() if not program.is_report]
     now = {program.run.__name__: answers(program) for program in reports if program.expected}
-    first = recorded.get("first", {})
-    tools: dict[str, Callable[[Any], Any]] = {name: baselines.BASELINES[name] for name in baselines.versions()}
-    told = {"explain": [_explained(program) for program in programs]}
-    for name, tool in tools.items():  # one after another, because some tools change PyTorch while they run
-        print(f"{name}: {len(programs)} programs", flush=True)
-        told[name] = [_told(tool, program) for program in programs]
-    by_program = {
-        program.name: {name: column[at] for name, column in told.items()} for at, program in enumerate(programs)
-    }
-    rows = _rows(known, by_program, [*baselines.BASELINES], recorded.get("rows", []))
-    report_rows = _rows(reports, by_program, [*baselines.BASELINES], recorded.get("reports", []))
-    before = recorded.get("versions", {})
+    versions = {**recorded.get("versions", {}), **installed}
     content: dict[str, Any] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "tools": ["explain", *(name for name in baselines.BASELINES if name in tools or name in before)],
-        "versions": {**before, **baselines.versions()},
-        "rows": rows,
-        "reports": report_rows,
-        "first": {name: first.get(name, now[name]) for name in now},
+        "tools": ["explain", *(tool for tool in baselines.BASELINES if tool in versions)],
+        "versions": versions,
+        "rows": _rows(known, scores, recorded.get("rows", [])),
+        "reports": _rows(reports, scores, recorded.get("reports", [])),
+        "first": {name: recorded.get("first", {}).get(name, now[name]) for name in now},
         "now": now,
     }
     keep(project, "explained", content)
-    for row in [*rows, *({**row, "kind": f"reports, {row['kind']}"} for row in report_rows)]:
-        print(f"{row['kind']}: {row['programs']} programs", {name: row.get(name) for name in content["tools"]})
+    for rows in ("rows", "reports"):
+        for row in content[rows]:
+            print(rows, row["kind"], row["programs"], {tool: row.get(tool) for tool in content["tools"]})
     for when in ("first", "now"):
         print(f"reports, {when}:", summed(content[when]))
 
@@ -81,12 +81,7 @@ def _programs(root: Path) -> list[Any]:
     return [program for program in importlib.import_module("corpus").PROGRAMS if program.runs_here]
 
 
-def _rows(
-    programs: list[Any],
-    told: dict[str, dict[str, tuple[bool, bool, bool]]],
-    tools: list[str],
-    recorded: list[dict[str, Any]],
-) -> list[dict[str, Any]]:
+def _rows(programs: list[Any], scores: dict[str, dict[str, Score]], recorded: list[dict[str, Any]]) -> list[Any]:
     """A row for each kind, with a column for each tool. A tool that is not installed keeps its recorded column.
 
     A column counts the programs with any answer, with the right line, and with the complete answer and no other.
@@ -95,14 +90,12 @@ def _rows(
     for program in programs:
         row = rows.setdefault(_group(program), {"programs": 0})
         row["programs"] += 1
-        for name, found in told[program.name].items():
-            score = row.setdefault(name, {"said": 0, "line": 0, "all": 0})
-            score.update({each: score[each] + counted for each, counted in zip(score, found, strict=True)})
-    for row in recorded:
-        for name in tools:
-            if row["kind"] in rows and name in row:
-                rows[row["kind"]].setdefault(name, row[name])
-    return [{"kind": kind, **rows[kind]} for kind in (*KINDS, "several origins", "clean") if kind in rows]
+        for tool, of in scores.items():
+            counts = row.setdefault(tool, {"said": 0, "line": 0, "all": 0})
+            counts.update({each: counts[each] + more for each, more in zip(counts, of[program.name], strict=True)})
+    before = {row["kind"]: row for row in recorded}
+    kinds = [kind for kind in (*KINDS, "several origins", "clean") if kind in rows]
+    return [{**before.get(kind, {"kind": kind}), **rows[kind]} for kind in kinds]
 
 
 def _group(program: Any) -> str:
@@ -111,27 +104,39 @@ def _group(program: Any) -> str:
     return str(program.expected[0].kind) if len(program.expected) == 1 else "several origins"
 
 
-def _report(program: Any) -> Report | None:
-    """The report of `explain` on a program; None if the program or `explain` raised."""
-    with warnings.catch_warnings():
+def _run(tool: Callable[[Any], Any], program: Any) -> Any:
+    """What a tool says of a program; None if the tool or the program raised, which counts as a failure."""
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
-        try:
-            with explain() as report:
-                program.run()
-        except Exception:
-            return None
+        return tool(program)
+
+
+def _report(program: Any) -> Report:
+    with explain() as report:
+        program.run()
     return report
 
 
-def _explained(program: Any) -> tuple[bool, bool, bool]:
-    report = _report(program)
-    if report is None:  # a crash counts as a failure
+def _told(tool: Callable[[Any], Any], program: Any) -> Score:
+    """The score of a tool that reports no kind. For a clean program, its answer is complete if it reports nothing."""
+    told = _run(tool, program)
+    if told is None:
         return False, False, False
-    found = [(origin.kind, origin.phase, origin.operator, origin.line) for origin in report]
-    return not report.ok, any(origin.line in program.lines for origin in report), found == _wanted(program)
+    return told.anything, told.line in program.lines, not program.expected and not told.anything
 
 
-def _wanted(program: Any) -> list[tuple[str, str, str, int]]:
+def _explained(program: Any) -> Score:
+    report = _run(_report, program)
+    if report is None:
+        return False, False, False
+    return not report.ok, any(origin.line in program.lines for origin in report), _found(report) == _wanted(program)
+
+
+def _found(report: Report) -> list[Origin]:
+    return [(origin.kind, origin.phase, origin.operator, origin.line) for origin in report]
+
+
+def _wanted(program: Any) -> list[Origin]:
     pairs = zip(program.expected, program.lines, strict=True)
     return [(want.kind, want.phase, want.operator, line) for want, line in pairs]
 
@@ -147,9 +152,8 @@ def answers(program: Any) -> str:
     - remedy: does the remedy agree with the fix in the report?
     """
     module = importlib.import_module("corpus.answers")
-    report = _report(program)
-    found = [(origin.kind, origin.phase, origin.operator, origin.line) for origin in report or ()]
-    text = module.advice(report) if report is not None else ""
+    report = _run(_report, program)
+    found, text = ([], "") if report is None else (_found(report), module.advice(report))
     wanted = _wanted(program)
     right = {
         "kind": bool(found) and found[0][0] == wanted[0][0],
@@ -167,17 +171,6 @@ def summed(rows: dict[str, str]) -> dict[str, str]:
     """For each question: for how many programs the answer is right, of the programs to which the question applies."""
     words = Counter(word for row in rows.values() for word in row.split())
     return {name: f"{words['+' + name]} of {words['+' + name] + words['-' + name]}" for name in _ANSWERS}
-
-
-def _told(tool: Callable[[Any], Any], program: Any) -> tuple[bool, bool, bool]:
-    """The score of a tool that reports no kind. For a clean program, its answer is complete if it reports nothing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            told = tool(program)
-        except Exception:
-            return False, False, False
-    return told.anything, told.line in program.lines, not program.expected and not told.anything
 
 
 # On the page.

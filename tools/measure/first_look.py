@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import linecache
-import re
 import tempfile
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +22,11 @@ from helpers import show
 from zero_or_nan import explain
 from zero_or_nan.explain import Origin, Report
 
-from ..project import Project, named
-from .apart import all_apart
+from ..project import Project
+from .corpora import Program, answers, programs, variables, written
 from .records import keep, made_with, prose, read
 
-PROGRAMS = Path("tests/zero_or_nan/explain/first_look.md")
+FILE = Path("tests/zero_or_nan/explain/first_look.md")
 SECONDS = 120.0
 MOST_ORIGINS = 5
 """How often a remedy is written into a program, if each time another origin is left."""
@@ -44,17 +42,6 @@ ANSWERS = {
 
 
 @dataclass(frozen=True)
-class Program:
-    """A program, and what is known of it."""
-
-    name: str
-    half: str
-    kinds: tuple[str, ...]
-    lines: tuple[str, ...]
-    source: str
-
-
-@dataclass(frozen=True)
 class Answer:
     """What `explain` said of a program. A healthy program has an empty remedy."""
 
@@ -65,34 +52,18 @@ class Answer:
     remedy: str
 
 
-def programs(root: Path) -> list[Program]:
-    """All programs, in the order of the file."""
-    found = []
-    for half, text in re.findall(r"(?ms)^## (\w+)\n(.*?)(?=^## |\Z)", (root / PROGRAMS).read_text(encoding="utf-8")):
-        for name, facts, source in re.findall(r"(?ms)^### (\w+)\n(.*?)^```python\n(.*?)^```$", text):
-            kinds = re.findall(r"(?m)^- kind: (.*)$", facts)[0].split(", or ")
-            found.append(Program(name, half, tuple(kinds), tuple(re.findall(r"(?m)^- line: `(.*)`$", facts)), source))
-    return found
-
-
 def first_look(project: Project, *names: str) -> None:
-    """Run all programs, and write the answers to `results/measured/first_look.json`; of named programs, print them.
-
-    The recorded answers to the half *held* stay as they were when it was first run.
-    """
-    every = {program.name: program for program in programs(project.root)}
-    chosen = [every[name] for name in named(names, every, "program")]
-    answers = all_apart(chosen or [*every.values()], answer, SECONDS, _lost, lambda each: f"{each.name}: {each.remedy}")
-    if chosen:
-        return
-    now = [asdict(each) for each in answers]
-    held = read(project, "first_look").get("first") or [row for row in now if row["half"] == "held"]
-    keep(project, "first_look", {**made_with(), "work": [r for r in now if r["half"] == "work"], "first": held})
-    print(summed(now), summed(held), sep="\n")
+    """Run all programs, and write the answers to `results/measured/first_look.json`; of named programs, print them."""
+    held = read(project, "first_look").get("first", [])
+    told = "{0.name}: {0.remedy}".format
+    if parts := answers(programs(project.root / FILE), names, held, answer, SECONDS, _lost, told):
+        work, first = parts["work"], parts["held"]
+        keep(project, "first_look", {**made_with(), "work": work, "first": first})
+        print(summed(work), summed(first), sep="\n")
 
 
 def _lost(program: Program, why: str) -> Answer:
-    return Answer(program.name, program.half, False, False, f"nothing: {why}")
+    return Answer(program.name, program.part, False, False, f"nothing: {why}")
 
 
 def answer(program: Program) -> Answer:
@@ -101,29 +72,13 @@ def answer(program: Program) -> Answer:
         warnings.simplefilter("ignore")
         names, _, report = _explained(Path(folder), program.source)
         if "healthy" in program.kinds:
-            return Answer(program.name, program.half, report.ok, report.ok, "")
+            return Answer(program.name, program.part, report.ok, report.ok, "")
         if report.ok:
-            return Answer(program.name, program.half, False, False, "nothing")
+            return Answer(program.name, program.part, False, False, "nothing")
         first = report.origins[0]
         remedy = _pasted(Path(folder), program.source, first, names["right"]())
-        is_line_right = plain(first.source) in map(plain, program.lines)
-        return Answer(program.name, program.half, is_line_right, first.kind in program.kinds, remedy)
-
-
-def plain(line: str) -> str:
-    """A line without its spaces, which a formatter may have changed in the program."""
-    return re.sub(r"\s", "", line)
-
-
-def variables(folder: Path, source: str) -> dict[str, Any]:
-    """The variables of a program. It runs from a file, so that its lines can be read."""
-    path = folder / "program.py"
-    path.write_text(source, encoding="utf-8")
-    linecache.checkcache()
-    names: dict[str, Any] = {}
-    exec(compile(source, str(path), "exec"), names)
-    torch.manual_seed(0)
-    return names
+        is_line_right, is_kind_right = program.has_at_fault(first.source), first.kind in program.kinds
+        return Answer(program.name, program.part, is_line_right, is_kind_right, remedy)
 
 
 def _explained(folder: Path, source: str) -> tuple[dict[str, Any], dict[str, Tensor], Report]:
@@ -153,20 +108,6 @@ def _pasted(folder: Path, source: str, origin: Origin, right: dict[str, Any] | N
             return "not enough"
         origin = report.origins[0]
     return "not enough"
-
-
-def written(source: str, origin: Origin) -> str | None:
-    """A program with the remedy of an origin in it; None if the remedy has no line to paste."""
-    lines = source.splitlines()
-    if origin.kind == "contaminated" and "ignoring.backward" in origin.remedy:
-        calls = re.sub(r"(?m)^(\s*)(.+)\.backward\(\)", r"\1ignoring.backward(\2)", source)
-        return None if calls == source else f"from zero_or_nan import ignoring\n{calls}"
-    if origin.replaces is None:
-        return None
-    line = lines[origin.replaces - 1]
-    indent = line[: len(line) - len(line.lstrip())]
-    lines[origin.replaces - 1 : origin.replaces] = [indent + each for each in origin.remedy.splitlines()]
-    return "\n".join(lines)
 
 
 def _agree(number: Tensor, right: Any) -> bool:

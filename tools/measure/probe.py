@@ -6,44 +6,28 @@ done, and the record keeps these answers.
 
 from __future__ import annotations
 
-import ast
-import re
 import tempfile
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import distributions
 
 from helpers import show
 from zero_or_nan import explain
 from zero_or_nan.explain import Finding
 
-from ..project import Project, named
+from ..project import Project
 from .apart import all_apart
-from .first_look import plain, variables, written
+from .corpora import Program, answers, programs, variables, written
 from .records import keep, made_with, prose, read
-from .torchs_losses import LOSSES, TRACKER, inputs
+from .torchs_losses import LOSSES, TRACKER, searchable
 
 FILE = Path("tests/zero_or_nan/explain/losses.md")
 SECONDS = 10.0
 _MOST = 90.0
 """The most seconds for a loss, with the time in which its remedies are tried."""
-
-_HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A loss of the file. A healthy one has no lines."""
-
-    name: str
-    part: str
-    lines: tuple[str, ...]
-    source: str
 
 
 @dataclass(frozen=True)
@@ -74,54 +58,33 @@ class Answer:
     error: str = ""
 
 
-def losses(root: Path) -> list[Loss]:
-    """All losses, in the order of the file."""
-    found = []
-    for part, text in re.findall(r"(?ms)^## (\w+)\n(.*?)(?=^## |\Z)", (root / FILE).read_text(encoding="utf-8")):
-        for name, facts, source in re.findall(r"(?ms)^### (\w+)\n(.*?)^```python\n(.*?)^```$", text):
-            found.append(Loss(name, part, tuple(re.findall(r"(?m)^- line: `(.*)`$", facts)), _HEAD + source))
-    return found
-
-
 def probe(project: Project, *names: str) -> None:
-    """Search all losses, and write the answers to `results/measured/probe.json`; of named losses, print them.
-
-    The recorded answers to the part *held* stay as they were when it was first searched.
-    """
-    every = {loss.name: loss for loss in losses(project.root)}
-    chosen = named(names, every, "loss")
+    """Search all losses, and write the answers to `results/measured/probe.json`; of named losses, print them."""
     held = read(project, "probe").get("held", [])
-    searched = [every[name] for name in chosen] or [each for each in every.values() if each.part != "held" or not held]
-    answers = all_apart(searched, answer, _MOST, _lost, lambda each: f"{each.name}: {each.distance or each.error}")
-    if chosen:
-        return
-    rows = [asdict(each) for each in answers]
-    parts = {part: [row for row in rows if row["part"] == part] for part in ("own", "work", "held")}
-    parts["held"] = held or parts["held"]
-    of_torch = all_apart(list(LOSSES), answer_of_torch, _MOST, _lost_of_torch, lambda each: f"{each['name']}")
-    keep(project, "probe", {**made_with(), **parts, "torch_losses": of_torch})
-    print(*(f"{part}: {summed(parts[part])}" for part in parts), sep="\n")
+    told = "{0.name}: {0.distance}{0.error}".format
+    if parts := answers(programs(project.root / FILE), names, held, answer, _MOST, _lost, told):
+        of_torch = all_apart(list(LOSSES), answer_of_torch, _MOST, _lost_of_torch, "{0[name]}".format)
+        keep(project, "probe", {**made_with(), **parts, "torch_losses": of_torch})
+        print(*(f"{part}: {summed(rows)}" for part, rows in parts.items()), sep="\n")
 
 
-def _lost(loss: Loss, why: str) -> Answer:
+def _lost(loss: Program, why: str) -> Answer:
     return Answer(loss.name, loss.part, not loss.lines, error=why)
 
 
-def answer(loss: Loss) -> Answer:
+def answer(loss: Program) -> Answer:
     """Search a loss, and paste the remedy of the first finding."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names = variables(Path(folder), loss.source)
         report = explain.probe(names["loss_fn"], *names["inputs"](), seconds=SECONDS)
-        wanted = set(map(plain, loss.lines))
-        right = [each for each in report.findings if plain(each.source) in wanted]
-        others = tuple(dict.fromkeys(each.source for each in report.findings if plain(each.source) not in wanted))
-        if not right:
-            return Answer(loss.name, loss.part, not loss.lines, False, others, seconds=round(report.seconds, 1))
-        first = right[0]
-        works = _works(Path(folder), loss.source, first)
-        distance, has_test = first.distance, bool(first.test)
-        return Answer(loss.name, loss.part, False, True, others, distance, works, has_test, round(report.seconds, 1))
+        right = [each for each in report.findings if loss.has_at_fault(each.source)]
+        others = tuple(dict.fromkeys(each.source for each in report.findings if not loss.has_at_fault(each.source)))
+        found: dict[str, Any] = {"others": others, "seconds": round(report.seconds, 1)}
+        if right:
+            works = _works(Path(folder), loss.source, right[0])
+            found |= {"is_found": True, "distance": right[0].distance, "works": works, "has_test": bool(right[0].test)}
+        return Answer(loss.name, loss.part, not loss.lines, **found)
 
 
 def _works(folder: Path, source: str, finding: Finding) -> bool | None:
@@ -137,16 +100,12 @@ def _works(folder: Path, source: str, finding: Finding) -> bool | None:
 def answer_of_torch(name: str) -> dict[str, Any]:
     """Search a loss of PyTorch's."""
     torch.manual_seed(0)
-    examples = inputs()
-    code = LOSSES[name]
-    used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
-    wanted = [each for each in examples if each in used]
-    loss_fn = eval(f"lambda {', '.join(wanted)}: ({code}).mean()", {"torch": torch, "F": F, **vars(distributions)})
+    loss_fn, inputs = searchable(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = explain.probe(loss_fn, *(examples[each] for each in wanted), seconds=SECONDS)
+        report = explain.probe(loss_fn, *inputs, seconds=SECONDS)
     found = [{"function": each.function, "kind": each.kind, "distance": each.distance} for each in report.findings]
-    return {"name": name, "code": code, "findings": found}
+    return {"name": name, "code": LOSSES[name], "findings": found}
 
 
 def _lost_of_torch(name: str, why: str) -> dict[str, Any]:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, distributions
+
+
+def searchable(name: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """A loss as a function of its inputs, with an example of them."""
+    used = {node.id for node in ast.walk(ast.parse(LOSSES[name])) if isinstance(node, ast.Name)}
+    chosen = {each: tensor for each, tensor in inputs().items() if each in used}
+    names: dict[str, Any] = {"torch": torch, "F": F, **vars(distributions)}
+    return eval(f"lambda {', '.join(chosen)}: ({LOSSES[name]}).mean()", names), [*chosen.values()]
 
 
 def inputs() -> dict[str, Tensor]:
     """An example of each input, by the name by which `LOSSES` calls it. Those of a model require a gradient."""
-
-    def model(tensor: Tensor) -> Tensor:
-        return tensor.requires_grad_()
-
+    model = Tensor.requires_grad_
     return {
         "x": model(torch.randn(6)),
         "z": model(torch.randn(6)),
@@ -80,11 +90,6 @@ _DISTRIBUTIONS = {
 """By distribution: another one of the same kind, and a value that it may have."""
 
 _NO_ENTROPY = ("VonMises", "Poisson", "FisherSnedecor", "NegativeBinomial", "Binomial", "Relaxed")
-_RSAMPLE = (
-    "Normal LogNormal Laplace Cauchy Gumbel StudentT Exponential Gamma InverseGamma Chi2 HalfNormal HalfCauchy Weibull "
-    "Pareto FisherSnedecor Beta Kumaraswamy Dirichlet ContinuousBernoulli MultivariateNormal RelaxedBernoulli "
-    "RelaxedOneHotCategorical GeneralizedPareto"
-).split()
 
 
 def _of_distributions() -> dict[str, str]:
@@ -95,7 +100,7 @@ def _of_distributions() -> dict[str, str]:
         found[f"{code}.log_prob"] = f"{code}.log_prob({value})"
         if not name.startswith(_NO_ENTROPY):
             found[f"{code}.entropy"] = f"{code}.entropy()"
-        if name in _RSAMPLE:
+        if getattr(distributions, name).has_rsample:
             found[f"{code}.rsample"] = f"{code}.rsample()"
         if other:
             found[f"{code}.kl_divergence"] = f"kl_divergence({code}, {other})"

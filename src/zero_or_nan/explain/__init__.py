@@ -15,9 +15,8 @@ files that are named after it, so you can read on from any file.
 1. `block` has what you call: `explain`, with `explain.on_failure` and `explain.probe`. The callbacks `huggingface` and
    `lightning` decorate the methods of a trainer, by `methods`.
 2. `probe/` searches for a NaN before it happens: in a `script`, or in a loss. `probing` tries inputs of the loss. If
-   one of them fails, it goes back to the `nearest` input that fails. A `finding` says so, with a test from `testing`.
-   `edges` moves inputs by a gradient, and `candidates` has those that people meet. `running` runs the loss again and
-   again, and leaves nothing behind. `kinds` keeps labels labels.
+   one of them fails, it goes back to the nearest input that fails. A `finding` says so, with a test. `candidates` has
+   the inputs that people meet, and keeps labels labels. `loss` runs the loss many times, and leaves nothing behind.
 3. `training/` explains a training step that fails. `failure` has the decorator, which runs a step that failed a second
    time inside of a watch. `before` copies what a step changes.
 4. `watch/` sees what happens. `watch` replaces some functions of PyTorch while the block runs, and owns the other
@@ -27,15 +26,15 @@ files that are named after it, so you can read on from any file.
    to the -inf.
 5. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
    training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`. If
-   the loss uses the element, `trial` runs other ways to write the formula on your numbers. `lines` writes them in your
-   words, and `matching` finds those that fit your calls. `exact` runs the formula in float64, and finds out whether
-   only a number on the way to the failure was lost.
+   the loss uses the element, `trial` runs other ways to write the formula on your numbers. `matching` finds those that
+   fit your calls, and writes them in your words. `exact` runs the formula in float64, and finds out whether only a
+   number on the way to the failure was lost.
 6. `births/` finds out where and why. `attribution`: `log` made the -inf of finite numbers, so the -inf was *born*
    there, and `clamp` took it. `nodes`: what was born at a node in backward, and in which call a node was made.
-   `calls` lets a call run again with other numbers. `arithmetic`: `log(0) = -inf`, as text. `diagnosis`: the loss
-   ignores the element, because `clamp` cut it off, so the origin is *contaminated*. `findings` has what is known of
-   tensors and nodes. `history` keeps the last calls, so that a formula can run again; `call` is one of them.
-   `provenance` has the births that a tensor comes from.
+   `diagnosis`: the loss ignores the element, because `clamp` cut it off, so the origin is *contaminated*. `findings`
+   has what is known of tensors and nodes, and keeps the last calls. A `chain` of them runs again in float64. `call`
+   runs one of them again with other numbers. `arithmetic`: `log(0) = -inf`, as text. `provenance` has the births that
+   a tensor comes from.
 7. `program/` reads your program. `expression`: what you wrote in the line of a call. `code`: the line of a call, and
    what the name of its function says. `tensors`: which of a tensor's numbers are not finite. They are read out of sight
    of your modes and profilers.

@@ -11,6 +11,7 @@ import torch
 from torch.utils.checkpoint import CheckpointError
 
 from ..masks.cotangent import NotFollowed, unwrap
+from ..masks.trees import tree_leaves, tree_map_only
 
 
 class RuleFailed(Exception):
@@ -55,7 +56,7 @@ def result_check() -> Callable[..., None]:
         kinds = repr([op, _kinds(args), _kinds(tuple(kwargs.items())), _kinds(result)])
         if kinds in known:
             return
-        for exact, ours in zip(_flat(op(*unwrap(args), **unwrap(kwargs))), _flat(result), strict=True):
+        for exact, ours in zip(tree_leaves(op(*unwrap(args), **unwrap(kwargs))), tree_leaves(result), strict=True):
             if isinstance(exact, torch.Tensor) and isinstance(ours, torch.Tensor) and _kinds(exact) != _kinds(ours):
                 raise TypeError(f"it returned {_described(ours)}, and the operator returns {_described(exact)}")
         if len(known) >= MANY_KINDS:
@@ -69,16 +70,9 @@ MANY_KINDS = 1000
 """For how many kinds of arguments a rule's check is remembered."""
 
 
-def _flat(results: Any) -> list[Any]:
-    """All results in one list."""
-    return [part for item in results for part in _flat(item)] if isinstance(results, (tuple, list)) else [results]
-
-
 def _kinds(given: Any) -> Any:
     """Arguments or results with each tensor replaced by its shape, dtype and device: its numbers don't matter."""
-    if isinstance(given, (tuple, list)):
-        return [_kinds(each) for each in given]
-    return (given.shape, given.dtype, given.device) if isinstance(given, torch.Tensor) else given
+    return tree_map_only(torch.Tensor, lambda tensor: (tensor.shape, tensor.dtype, tensor.device), given)
 
 
 def _described(tensor: torch.Tensor) -> str:

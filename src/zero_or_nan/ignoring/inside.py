@@ -12,7 +12,7 @@
 - Tensors: `total` is the sum of a tensor's elements, `part_here` the part of it on this process, and `stored` the
   elements that a sparse tensor stores (`is_sparse`), at the indices `stored_at`. `joined` has the elements of several
   tensors. `is_wrapped`: a transform of `torch.func` has wrapped the tensor. `any_of` says whether one of many bools is
-  True. `tree_map` changes the tensors of a tree.
+  True. `tree_map` and `tree_map_only` change the tensors of a tree.
 - What PyTorch does in this thread: `functions_unseen`, `is_profiled` and `set_recording`. A `Mode` sees operators, and
   does not import the compiler; `push_mode` and `pop_mode` switch modes. `not_compiled` keeps the compiler out of a
   function.
@@ -49,6 +49,7 @@ from ..masks.numbers import stored as stored
 from ..masks.numbers import stored_at as stored_at
 from ..masks.numbers import total as total
 from ..masks.trees import tree_map as tree_map
+from ..masks.trees import tree_map_only as tree_map_only
 from ..masks.watching import Mode as Mode
 from ..masks.watching import functions_unseen as functions_unseen
 from ..masks.watching import is_profiled as is_profiled

@@ -1,96 +1,83 @@
 """The measurement of `explain`: it counts what a tool said, and what is recorded is good enough."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from scratch import ROOT
 
 from tools.measure import explained
-from tools.project import Project
 
-CONTENT = json.loads((Project(Path.cwd()).results / "measured" / "explained.json").read_text(encoding="utf-8"))
-WRONG = [row for row in CONTENT["rows"] if row["kind"] != "clean"]
-(CLEAN,) = [row for row in CONTENT["rows"] if row["kind"] == "clean"]
+CONTENT = json.loads((ROOT / "results" / "measured" / "explained.json").read_text(encoding="utf-8"))
 
 
-def program(*wants, line=7, run=lambda: None):
+def program(*wants, name="one", line=7, run=lambda: None, is_report=False):
     expected = tuple(SimpleNamespace(kind=kind, phase=phase, operator=operator) for kind, phase, operator in wants)
-    return SimpleNamespace(run=run, expected=expected, lines=(line,) * len(expected))
+    facts = {"is_report": is_report, "has_cause_to_name": False, "cause": None, "remedy": None, "fails": None}
+    return SimpleNamespace(name=name, run=run, expected=expected, lines=(line,) * len(expected), **facts)
 
 
 def test_what_is_recorded_is_good_enough():
-    programs = sum(row["programs"] for row in WRONG)
-    assert programs >= 150
-    assert sum(row["explain"]["all"] for row in WRONG) == programs
-    assert CLEAN["explain"] == {"said": 0, "line": 0, "all": CLEAN["programs"]}
-    assert CLEAN["programs"] >= 20
-
-
-def test_others_are_not_made_worse_than_they_are():
-    """Each tool is counted by its best: any line of a program's is right, and a kind is asked of none."""
+    (clean,) = (row for row in CONTENT["rows"] if row["kind"] == "clean")
+    wrong = [row for row in CONTENT["rows"] if row["kind"] != "clean"]
+    assert sum(row["explain"]["all"] for row in wrong) == sum(row["programs"] for row in wrong) >= 150
+    assert clean["explain"] == {"said": 0, "line": 0, "all": clean["programs"]} and clean["programs"] >= 20
+    assert list(CONTENT["first"]) == list(CONTENT["now"]) and len(CONTENT["now"]) >= 60
     for tool in CONTENT["tools"][1:]:
         rows = [*CONTENT["rows"], *CONTENT["reports"]]
         assert all(row[tool]["line"] <= row[tool]["said"] <= row["programs"] for row in rows)
         assert CONTENT["versions"][tool]
 
 
-def test_the_first_answer_to_a_report_stays():
-    first, now = CONTENT["first"], CONTENT["now"]
-    assert list(first) == list(now) and len(now) >= 60
-    assert explained.summed({"a": "+kind -line", "b": "+kind +cause"}) == {
-        "kind": "2 of 2", "line": "0 of 1", "all": "0 of 0", "cause": "1 of 1", "remedy": "0 of 0",
-    }  # fmt: skip
+def zero_log():
+    torch.zeros(1, requires_grad=True).log().sum().backward()
 
 
-def test_a_tool_that_is_not_installed_keeps_its_column():
-    one = program(("undefined", "forward", "log"))
-    one.name = "one"
-    recorded = [{"kind": "undefined", "programs": 1, "other": {"said": 1, "line": 1, "all": 0}, "explain": None}]
-    told = {"one": {"explain": (True, True, True)}}
-    (row,) = explained._rows([one], told, ["other", "not measured yet"], recorded)
-    assert row["explain"] == {"said": 1, "line": 1, "all": 1} and row["other"] == recorded[0]["other"]
-    assert set(row) == {"kind", "programs", "explain", "other"}
+def test_first_answers_and_columns_of_tools_that_are_not_installed_stay(monkeypatch):
+    kept, line = {}, zero_log.__code__.co_firstlineno + 1
+    undefined = "undefined", "forward", "log"
+    every = [program(undefined, line=line, run=zero_log), program(name="two")]
+    every.append(program(undefined, name="three", line=line, run=zero_log, is_report=True))
+    old = {"kind": "undefined", "programs": 9, "explain": None, "torchlens": {"said": 1, "line": 1, "all": 0}}
+    recorded = {"first": {"zero_log": "-kind"}, "rows": [old], "versions": {"torchlens": "torchlens 1"}}
+    explained._programs(ROOT)
+    baselines = explained.importlib.import_module("corpus.baselines")
+    monkeypatch.setattr(baselines, "versions", lambda: {"anomaly mode": "torch 2"})
+    monkeypatch.setattr(explained, "_programs", lambda root: every)
+    monkeypatch.setattr(explained, "read", lambda *_: recorded)
+    monkeypatch.setattr(explained, "keep", lambda project, name, content: kept.update(content))
+    explained.explained(SimpleNamespace(root=ROOT))
+    assert kept["first"] == {"zero_log": "-kind"} and kept["now"] == {"zero_log": "+kind +line +all +remedy"}
+    assert explained.summed(kept["now"])["all"] == "1 of 1" and explained.summed(kept["first"])["kind"] == "0 of 1"
+    undefined, clean = kept["rows"]
+    assert (undefined["programs"], clean["programs"]) == (1, 1) and undefined["torchlens"] == old["torchlens"]
+    assert undefined["explain"] == {"said": 1, "line": 1, "all": 1} and clean["explain"]["all"] == 1
+    assert kept["tools"] == ["explain", "anomaly mode", "torchlens"]
 
 
 @pytest.mark.parametrize(
-    ("told", "counts"),
-    [((False, None), (0, 0)), ((True, None), (1, 0)), ((True, 3), (1, 0)), ((True, 7), (1, 1))],
+    ("anything", "line", "of_wrong", "of_clean"),
+    [
+        (False, None, (False, False, False), (False, False, True)),
+        (True, 3, (True, False, False), (True, False, False)),
+        (True, 7, (True, True, False), (True, False, False)),
+    ],
 )
-def test_what_another_tool_told_is_counted(told, counts):
-    wrong = program(("undefined", "forward", "log"))
-    said, line, everything = explained._told(lambda _: SimpleNamespace(anything=told[0], line=told[1]), wrong)
-    assert (said, line) == counts
-    assert not everything  # no other tool tells a kind
+def test_what_another_tool_told_is_counted_and_it_tells_no_kind(anything, line, of_wrong, of_clean):
+    def tool(_):
+        return SimpleNamespace(anything=anything, line=line)
+
+    assert explained._told(tool, program(("undefined", "forward", "log"))) == of_wrong
+    assert explained._told(tool, program()) == of_clean
 
 
-@pytest.mark.parametrize("anything", [True, False])
-def test_silence_is_right_of_a_clean_program(anything):
-    told = explained._told(lambda _: SimpleNamespace(anything=anything, line=None), program())
-    assert told == (anything, False, not anything)
-
-
-def test_a_tool_that_crashes_has_failed():
+def test_a_crash_and_a_wrong_kind_are_failures():
     def crash(*_):
         raise RuntimeError
 
-    assert explained._told(crash, program()) == (False, False, False)
-    assert explained._explained(program(run=crash)) == (False, False, False)
-
-
-def test_the_corpus_is_grouped_by_the_kind_that_is_expected():
-    two = program(("undefined", "forward", "log"), ("overflow", "forward", "exp"))
-    groups = [explained._group(each) for each in (program(), program(("overflow", "forward", "exp")), two)]
-    assert groups == ["clean", "overflow", "several origins"]
-
-
-def test_a_wrong_kind_is_not_all():
-    def run():
-        torch.zeros(1, requires_grad=True).log().sum().backward()
-
-    line = run.__code__.co_firstlineno + 1
-    right = program(("undefined", "forward", "log"), line=line, run=run)
-    wrong = program(("overflow", "forward", "log"), line=line, run=run)
-    assert explained._explained(right) == (True, True, True)
+    assert explained._told(crash, program()) == explained._explained(program(run=crash)) == (False, False, False)
+    wrong = program(("overflow", "forward", "log"), line=zero_log.__code__.co_firstlineno + 1, run=zero_log)
     assert explained._explained(wrong) == (True, True, False)
+    two = program(("undefined", "forward", "log"), ("overflow", "forward", "exp"))
+    assert [explained._group(each) for each in (program(), wrong, two)] == ["clean", "overflow", "several origins"]

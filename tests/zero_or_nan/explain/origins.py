@@ -4,6 +4,7 @@ from operator import attrgetter
 
 import pytest
 import torch
+from scratch import ROOT
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
@@ -29,6 +30,15 @@ def telling(*fields):
 
 
 told = telling("kind", "phase", "operator")
+
+
+def program_with(text):
+    """The program with this text on the page about `explain`."""
+    page = (ROOT / "chapters" / "find-it-in-your-model.md").read_text(encoding="utf-8")
+    blocks = [block.partition("```")[0] for block in page.split("```python\n")]
+    (program,) = (block for block in blocks if text in block)
+    assert max(map(len, program.splitlines())) <= 78
+    return program
 
 
 def same(one, other):

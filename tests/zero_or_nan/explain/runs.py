@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from torch import nn
 
 TrainingStep = Callable[[int], Any]
-inf, nan = float("inf"), float("nan")
 
 
 @dataclass(frozen=True)
@@ -161,15 +160,6 @@ def weights_that_grow_while_the_loss_falls(lr):
     return training(torch.optim.Adam(model.parameters(), lr=3.0), loss_of)
 
 
-@run("no", lr=0.1)
-def scale_that_starts_tiny(lr):
-    """All weights start at 10⁻⁴ or 0 and grow ten thousandfold as they should; then a NaN comes in."""
-    w = nn.Parameter(torch.full((3,), 1e-4))
-    model = nn.ParameterList([w])
-    x = torch.randn(32, 3)
-    return training(sgd(model, lr), lambda n: (x @ w - x.sum(1)).square().mean() * (nan if n == 60 else 1.0))
-
-
 @run("no", lr=1e-6)
 def data_that_grow(lr):
     """A counter of the data grows a thousandfold in each batch: the loss grows, the weights don't."""
@@ -177,20 +167,6 @@ def data_that_grow(lr):
     x = torch.rand(8, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     return training(optimizer, lambda n: model(x * 1000.0**n).square().mean())
-
-
-@run("no", lr=1e-3)
-def loss_that_jumped_and_recovered(lr):
-    """A spike in step 3 passes; in step 20 an empty mask divides 0 by 0."""
-    model = nn.Linear(3, 1)
-    x = torch.randn(16, 3)
-
-    def loss_of(number):
-        keep = torch.full((16,), number != 20)
-        each = (model(x * (50.0 if number == 3 else 1.0)) - x.sum(1, keepdim=True)).square().squeeze(1)
-        return each[keep].mean()
-
-    return training(sgd(model, lr), loss_of)
 
 
 @run("no")

@@ -19,12 +19,9 @@ MASKS = {
     "added": lambda s: (s + MASK).softmax(-1),
     "in place": lambda s: s.add_(MASK).softmax(-1),
     "filled": lambda s: s.masked_fill(MASK < 0, -inf).softmax(-1),
-    "set": lambda s: (s.__setitem__((..., MASK < 0), -inf), s.softmax(-1))[1],
     "chosen": lambda s: torch.where(MASK < 0, -inf, s).softmax(-1),
-    "logarithm": lambda s: (s + MASK).log_softmax(-1).diagonal(dim1=-2, dim2=-1),
     "by hand": lambda s: (s + MASK).exp() / (s + MASK).exp().sum(-1, keepdim=True),
     "fused": lambda s: F.scaled_dot_product_attention(s, s, s, attn_mask=MASK),
-    "a class": lambda s: F.cross_entropy((s + MASK).flatten(0, 1), torch.arange(3).repeat(2)),
     "an infinity for a minimum": lambda s: s.masked_fill(torch.eye(3) > 0, inf).amin(-1),
 }
 
@@ -39,27 +36,16 @@ def test_a_mask_beside_data(name, bad):
     assert told(report) == ([] if is_finite else [("bad input", "matmul")]) and (bad == bad or not is_finite)
 
 
-@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
-def test_masks_of_an_encoder(kind):
+def test_masks_of_an_encoder():
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-    padding = torch.tensor([[False, False, True], [False, True, True]])
-    padding = padding if kind is torch.bool else torch.zeros(2, 3).masked_fill(padding, -inf)
+    padding = torch.zeros(2, 3).masked_fill(torch.tensor([[False, False, True], [False, True, True]]), -inf)
     for bad, expected in ((nan, [("bad input", "multi_head_attention_forward")]), (1.0, [])):
         x = torch.rand(2, 3, 4)
         x[0, 0, 0] = bad
         layer.zero_grad()
         with explain() as report:
-            layer(x, src_mask=MASK.to(kind), src_key_padding_mask=padding).sum().backward()
+            layer(x, src_mask=MASK, src_key_padding_mask=padding).sum().backward()
         assert told(report) == expected
-
-
-def test_a_row_of_which_nothing_is_left_beside_data():
-    scores, x = leaf([1.0, 2.0], [3.0, 4.0]), torch.tensor([[nan, 1.0], [1.0, 1.0]])
-    with explain() as report:
-        (scores * x).masked_fill(torch.tensor([[False], [True]]), -inf).softmax(-1).sum().backward()
-    assert told(report) == [("bad input", "mul"), ("undefined", "softmax")]
-    assert report.origins[1].entries == [(1, 0), (1, 1)]
-    assert report.origins[1].operands == "inf − inf = nan: all 2 elements of the row are -inf"
 
 
 def test_an_infinity_is_told_of_beside_data():
@@ -73,25 +59,8 @@ def test_an_infinity_is_told_of_beside_data():
     assert [origin.operands for origin in report] == ["-inf in infinite", "nan in missing"]
 
 
-ROWS = {
-    "softmax": lambda x: x.softmax(0),
-    "log_softmax": lambda x: x.log_softmax(0)[1:],
-    "logsumexp": lambda x: x.logsumexp(0),
-    "cross_entropy": lambda x: F.cross_entropy(x, torch.tensor(1)),
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_only_minus_infinity_leaves_an_element_out(name):
-    for bad, expected in ((inf, [("bad input", name)]), (-inf, [])):
-        x = leaf(bad, 1.0, 2.0)
-        assert told(report_of(lambda x=x: ROWS[name](x).sum().backward())) == expected
-
-
 ELEMENTWISE = {
-    **{name: getattr(torch, name) for name in "atanh log rsqrt lgamma reciprocal".split()},
-    **{name: getattr(torch.special, name) for name in "logit ndtri entr bessel_y0".split()},
-    "zeta": lambda x: torch.special.zeta(x + 1, torch.tensor(2.0)),
+    **{name: getattr(torch, name) for name in "atanh lgamma logit".split()},
     "remainder": lambda x: x % torch.tensor([0.0, 1.0, 1.0]),
     "div": lambda x: x / torch.tensor([0.0, 1.0, 1.0]),
     "layer_norm": lambda x: F.layer_norm(x, (3,), eps=0.0),
@@ -108,29 +77,24 @@ def test_a_nan_is_not_undefined(name):
         assert (origin.kind, origin.operands) == ("bad input", "nan")
 
 
-@pytest.mark.parametrize("where", [(1, 2), 0, ...], ids=str)
-@pytest.mark.parametrize("name", ["logdet", "slogdet", "inverse", "corrcoef", "cov", "matrix_exp"])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_matrix_with_nan_is_not_undefined(name, where, sign):
-    bad = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
-    bad[1] *= sign  # of the determinant
-    bad[where] = nan
-    bad.requires_grad_()
-    with explain() as report:
-        result = getattr(torch, name)(bad)
-        (result if isinstance(result, torch.Tensor) else result[1]).sum().backward()
-    assert {origin.kind for origin in report} == {"bad input"}
-
-
 def test_what_is_undefined_beside_a_nan_is_told_of_with_its_own_number():
-    x = leaf(nan, -1.0, 0.5)
-    report = report_of(lambda: x.atanh().sum().backward())
+    report = report_of(lambda: leaf(nan, -1.0, 0.5).atanh().sum().backward())
     assert told(report) == [("bad input", "atanh"), ("undefined", "atanh")]
     assert report.origins[1].operands == "atanh(-1) = -inf" and report.origins[1].entries == [(1,)]
 
 
-@pytest.mark.parametrize("statistic", ["running_mean", "running_var"])
-@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.InstanceNorm1d])
+@pytest.mark.parametrize("where", [(1, 2), ...], ids=str)
+@pytest.mark.parametrize("name", ["logdet", "inverse", "corrcoef"])
+def test_a_matrix_with_nan_is_not_undefined(name, where):
+    bad = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
+    bad[where] = nan
+    bad.requires_grad_()
+    with explain() as report:
+        getattr(torch, name)(bad).sum().backward()
+    assert {origin.kind for origin in report} == {"bad input"}
+
+
+@pytest.mark.parametrize(("kind", "statistic"), [(nn.BatchNorm1d, "running_mean"), (nn.InstanceNorm1d, "running_var")])
 def test_statistics_that_were_nan(kind, statistic):
     norm = kind(2, track_running_stats=True).eval()
     buffer = getattr(norm, statistic)
@@ -155,9 +119,6 @@ def test_statistics_of_rows_that_the_loss_ignores():
 UPDATES = {
     "mul": lambda state, w: state.mul_(0.9).add_(w, alpha=0.1),
     "lerp": lambda state, w: state.lerp_(w, 0.1),
-    "sub": lambda state, w: state.__isub__(w),
-    "addcmul": lambda state, w: state.addcmul_(w, w),
-    "sqrt": lambda state, w: state.sqrt_(),
     "clamp": lambda state, w: state.clamp_(-1, 1),
     "_foreach_mul": lambda state, w: torch._foreach_mul_([torch.ones(2), state], 0.9),
 }
@@ -175,9 +136,7 @@ def test_state_that_was_nan(name):
     assert origin.entries == [(1,)]
 
 
-@pytest.mark.parametrize(
-    ("before", "update"), [(2e38, lambda s: s.mul_(2)), (0.0, lambda s: s.div_(0)), (-1.0, lambda s: s.sqrt_())]
-)
+@pytest.mark.parametrize(("before", "update"), [(2e38, lambda s: s.mul_(2)), (-1.0, lambda s: s.sqrt_())])
 def test_state_that_was_finite_is_no_input(before, update):
     state, weight = torch.tensor([before]), leaf(1.0)
     with explain() as report:
@@ -187,47 +146,25 @@ def test_state_that_was_finite_is_no_input(before, update):
     assert [origin.kind for origin in report] != ["bad input"]
 
 
-@pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_state_of_an_optimizer_that_was_nan(optimizer, foreach):
-    weight = leaf(1.0, 1.0)
-    optimizer = getattr(torch.optim, optimizer)([weight], foreach=foreach)
-    if "momentum" in optimizer.defaults:
-        optimizer.param_groups[0]["momentum"] = 0.9
-    weight.sum().backward()
-    optimizer.step()
-    for state in optimizer.state[weight].values():
-        if state.shape == weight.shape:
-            state[1] = nan
-    with explain() as report:
-        for _ in range(2):
-            optimizer.zero_grad()
-            (weight * 2).sum().backward()
-            optimizer.step()
-        (weight * 2).sum().backward()
-    assert {(origin.kind, origin.operands[:3]) for origin in report} == {("bad input", "nan")}
-
-
-def test_statistics_do_not_count_an_origin_again():
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    x = torch.randn(5, 3)
-    x[1, 1] = nan
-    report = report_of(lambda: model(x).square().mean().backward())
-    assert [(origin.kind, origin.operator, origin.times) for origin in report] == [("bad input", "linear", 1)]
-
-
 @pytest.fixture
-def filled(monkeypatch):
+def filled():
     """New memory holds NaN."""
-    before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     yield
-    torch.use_deterministic_algorithms(before)
+    torch.use_deterministic_algorithms(False)
 
 
-def test_memory_that_was_not_initialized(filled):
-    """The report names it where it is written over in part, and where it is read."""
+@pytest.mark.usefixtures("filled")
+def test_memory_that_was_not_initialized():
+    """The report names it where it is written over in part, and where it is read. It may be initialized later."""
     w = torch.ones(2, requires_grad=True)
+    with explain() as report:
+        layer, other = nn.Linear(2, 2), torch.empty(2)
+        layer.load_state_dict({"weight": torch.full((2, 2), nan), "bias": torch.zeros(2)})
+        other[0], other[1] = leaf(1.0)[0], 1.0
+        (layer(torch.ones(3, 2)) * other).sum().backward()
+    (origin,) = report
+    assert origin.operands == "nan in weight, a parameter" and "loaded from" in origin.remedy
     with explain() as report:
         out = torch.empty(3)
         out[:2] = w
@@ -241,50 +178,24 @@ def test_memory_that_was_not_initialized(filled):
         assert "torch.empty leaves the memory as it is" in origin.remedy
 
 
-def test_memory_that_was_initialized_later_is_not_to_blame(filled):
-    w = torch.tensor([1.0, 0.0], requires_grad=True)
-    with explain() as report:
-        out = torch.empty(2)
-        out[0], out[1] = w[0], w[1].log()
-        other = torch.empty(2).fill_(3.0)
-        (out + other).sum().backward()
-    assert [origin.operator for origin in report] == ["log"]
-
-
 @pytest.mark.parametrize("name, role", [("1.weight", "a parameter"), ("1.running_var", "a buffer")])
-@pytest.mark.parametrize("inside", [True, False])
-def test_what_was_loaded_is_named(name, role, inside):
+def test_what_was_loaded_is_named(name, role):
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
     published = {key: value.clone() for key, value in model.state_dict().items()}
     published[name][1] = torch.nan
-    if not inside:
-        model.load_state_dict(published)
     with explain() as report:
-        if inside:
-            model.load_state_dict(published)
+        model.load_state_dict(published)
         model(torch.ones(3, 2)).sum().backward()
     (origin,) = report
     assert (origin.kind, origin.operator, origin.operands) == ("bad input", "batch_norm", f"nan in {name}, {role}")
     assert ("named_parameters" if role == "a parameter" else "reset_running_stats") in origin.remedy
 
 
-def test_what_was_loaded_into_new_memory_is_not_called_uninitialized(filled):
-    with explain() as report:
-        layer = nn.Linear(2, 2)
-        layer.load_state_dict({"weight": torch.full((2, 2), nan), "bias": torch.zeros(2)})
-        layer(torch.ones(3, 2)).sum().backward()
-    (origin,) = report
-    assert origin.operands == "nan in weight, a parameter" and "loaded from" in origin.remedy
-
-
-@pytest.mark.parametrize(
-    "use", [lambda x, w: x @ w.T, lambda x, w: x * w[0], lambda x, w: (x * w.flatten()[:2]).relu()]
-)
-def test_a_parameter_that_is_read_by_a_view_is_named(use):
+def test_a_parameter_that_is_read_by_a_view_is_named():
     layer = nn.Linear(2, 2)
     layer.weight.data.numpy()[0, 0] = nan
     x = leaf(1.0, 2.0)
-    (origin,) = report_of(lambda: use(x[None], layer.weight).sum().backward())
+    (origin,) = report_of(lambda: (x[None] @ layer.weight.T).sum().backward())
     assert origin.operands == "nan in weight, a parameter" and "named_parameters" in origin.remedy
     assert "row" not in origin.remedy  # of data
 
@@ -303,8 +214,7 @@ def test_what_running_statistics_kept_is_said_of_them(bad, kind):
     assert ("reset_running_stats" in origin.remedy) == (kind == "bad input")
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-@pytest.mark.parametrize("layout", ["mkldnn", "nested"])
+@pytest.mark.parametrize(("layout", "recorded"), [("mkldnn", True), ("mkldnn", False), ("nested", True)])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_what_comes_out_of_a_tensor_that_cannot_be_read(layout, recorded):
     """Its numbers, and where they were made, are out of reach; the report says so, and names the line."""

@@ -32,7 +32,6 @@ def hooked(x):
 @pytest.mark.parametrize(
     ("program", "operands"),
     [
-        (lambda x: (x * x * 3e38).sum().backward(), SUM),  # of a leaf
         (lambda x: [y := x.sin(), (y * y * 3e38).sum().backward()], None),  # inside of the graph
         (several_passes, SUM),  # each is finite
         (hooked, None),
@@ -47,10 +46,8 @@ def test_finite_derivatives_whose_sum_is_not(program, operands):
 
 def test_a_vector_that_is_not_finite():
     x = leaf(1.0, 2.0)
-    with explain() as report:
-        (x * 2).backward(torch.tensor([1.0, math.inf]))
-    assert told(report) == [("bad input", "forward", "backward")]
-    assert report.origins[0].source == "(x * 2).backward(torch.tensor([1.0, math.inf]))"
+    (origin,) = report_of(lambda: (x * 2).backward(torch.tensor([1.0, inf])))
+    assert (origin.kind, origin.phase, origin.operator) == ("bad input", "forward", "backward")
 
 
 def held(*values):
@@ -69,8 +66,7 @@ PASSES = {
 }
 
 
-@pytest.mark.parametrize("bad", [nan, inf])
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize(("name", "bad"), [*((name, nan) for name in PASSES), ("plain", inf)])
 def test_gradients_from_before_the_block(name, bad):
     """What a pass adds to them is not finite, and nothing in the block made it."""
     w, v = held(bad, bad)
@@ -82,29 +78,16 @@ def test_gradients_from_before_the_block(name, bad):
 
 
 def test_gradients_from_before_the_block_beside_others():
-    """Each has its own origin: an infinite slope, a contamination, and what was there."""
+    """Each has its own origin: an infinite slope, a contamination, and what was there. Nothing else is told."""
     w, v = held(nan, 1.0)
+    assert report_of(lambda: [v.sum().backward(), (w * v).sum().backward(inputs=[v])]).ok
+    v.grad = None
     with explain() as report:
         torch.where(v > 1, (v - 1).sqrt(), 0).sum().backward()
         (w - 1).sqrt().sum().backward()
     assert telling("kind", "operator", "reached")(report) == [
         ("contaminated", "sqrt", ["v"]), ("bad input", "backward", ["w"]), ("undefined", "sqrt", ["w"]),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        lambda w, v: [torch.optim.SGD([w, v]).zero_grad(), (w * v).sum().backward()],
-        lambda w, v: [torch.optim.SGD([w, v]).zero_grad(set_to_none=False), (w * v).sum().backward()],
-        lambda w, v: (w * v).sum().backward(inputs=[v]),
-        lambda w, v: torch.autograd.grad((w * v).sum(), [w, v]),
-        lambda w, v: v.sum().backward(),
-    ],
-)
-def test_gradients_from_before_the_block_that_no_pass_adds_to(program):
-    w, v = held(nan, 1.0)
-    assert report_of(lambda: program(w, v)).ok
 
 
 def poles(x):
@@ -135,9 +118,6 @@ CASES = {
     ),
     "nansum leaves a NaN out": (
         leaf(-1.0, 0.0, 2.0), lambda x: x.log().nansum().backward(), [("undefined", "forward", "log", [(1,)])],
-    ),
-    "nansum leaves a NaN out, without a pass": (
-        leaf(-1.0, 0.0, 2.0), lambda x: x.log().nansum(), [("undefined", "forward", "log", [(1,)])],
     ),
     "NaN and infinity of one call": (
         leaf(0.0, -1.0, 2.0), lambda x: x.log().sum().backward(), [("undefined", "forward", "log", [(0,), (1,)])],
@@ -175,40 +155,15 @@ def test_a_hook_that_divides_by_zero_is_not_what_the_loss_ignores():
 # A value that was not finite in forward has no second origin in backward, whatever multiplies it there.
 
 
-def bad(value, dtype=torch.float32):
-    x = torch.randn(4, 3, dtype=dtype)
-    x[1, 2] = value
-    return x
-
-
-def filled(value, dtype=torch.float32):
-    return torch.randn(4, 3, dtype=dtype).masked_fill(torch.arange(12).view(4, 3) == 5, value)
-
-
-def in_a_view(value, dtype=torch.float32):
-    x = torch.randn(4, 3, dtype=dtype)
-    x.t()[2].fill_(value)
-    return x
-
-
-@pytest.mark.parametrize("value", [inf, nan])
-@pytest.mark.parametrize("data", [bad, filled, in_a_view])
-@pytest.mark.parametrize(("layers", "dtype"), [(1, torch.float32), (3, torch.float16)])
-def test_data_made_bad_in_the_block_are_the_only_origin(data, value, layers, dtype):
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(3, 3, dtype=dtype) for _ in range(layers)))
-    report = report_of(lambda: (model(data(value, dtype)) - 1).square().mean().backward())
-    assert not report.ok and all(origin.phase == "forward" for origin in report)
-    assert layers > 1 or [origin.kind for origin in report] == ["bad input"]
-
-
 @pytest.mark.parametrize("value", [inf, nan])
 @pytest.mark.parametrize("mask", [None, torch.full((4, 4), -inf).triu(1)])
 def test_attention_to_bad_data_has_no_origin_in_backward(value, mask):
     torch.manual_seed(0)
     layer = nn.Linear(3, 3)
     with explain() as report:
-        h = layer(bad(value))
+        data = torch.randn(4, 3)
+        data[1, 2] = value
+        h = layer(data)
         F.scaled_dot_product_attention(h, h, h, attn_mask=mask).square().mean().backward()
     assert not report.ok and all(origin.phase == "forward" for origin in report)
 

@@ -12,8 +12,6 @@ import pytest
 
 import zero_or_nan
 
-HOME = str(Path(zero_or_nan.__file__).parents[1])
-
 BAD = """
 import torch
 x = torch.tensor([1.0, 100.0], requires_grad=True)
@@ -31,81 +29,45 @@ class Call(NamedTuple):
     prints: str = ""
     report: str = ""
     arguments: tuple[str, ...] | None = None
+    error: str = ""
 
 
 CALLS = {
     "good": Call(
         0, "import torch\ntorch.ones(2, requires_grad=True).sum().backward()\nprint('done')", "done\n", FINE
     ),
-    "bad": Call(1, BAD + "print('done')", "done\n", REPORT),
-    "arguments": Call(
-        0, "import sys\nprint(sys.argv[1:], sys.argv[0].endswith('arguments.py'), __name__)",
-        "['--json', '-m', 'a b'] True __main__\n", FINE, ("arguments.py", "--json", "-m", "a b"),
+    "main": Call(
+        0, """
+        import pickle, sys
+        class Mine:
+            pass
+        if __name__ == '__main__':
+            print(sys.argv[1:], sys.argv[0] == __file__, type(pickle.loads(pickle.dumps(Mine()))).__name__)
+        """,
+        "['--json', '-m', 'a b'] True Mine\n", FINE, ("main.py", "--json", "-m", "a b"),
     ),
     "exit_0": Call(1, BAD + "raise SystemExit(0)", "", REPORT),
-    "exit_3": Call(3, "raise SystemExit(3)", "", FINE),
-    "exit_3_bad": Call(3, BAD + "raise SystemExit(3)", "", REPORT),
-    "exit_text": Call(1, "raise SystemExit('no data')"),
-    "exit_none": Call(0, "import sys\nsys.exit()", "", FINE),
-    "raises": Call(1, BAD + "raise ValueError('mine')", "", REPORT),
-    "interrupted": Call(-2, BAD + "raise KeyboardInterrupt", "", REPORT),
-    "main": Call(
-        0, "def main():\n    print('main', __name__, __file__[-7:])\nif __name__ == '__main__':\n    main()",
-        "main __main__ main.py\n", FINE,
-    ),
+    "exit_3": Call(3, BAD + "raise SystemExit(3)", "", REPORT),
+    "exit_text": Call(1, "raise SystemExit('no data')", "", FINE, error="no data\n"),
+    "interrupted": Call(-2, BAD + "raise KeyboardInterrupt", "", REPORT, error="KeyboardInterrupt\n"),
     "elsewhere": Call(1, "", "mine\n", ROOT, ("inner/uses_helpers.py",)),
     "module": Call(1, "", "['--epochs', '3'] __main__ package\n", REPORT, ("-m", "package.train", "--epochs", "3")),
     "a package": Call(0, "", "the package package\n", FINE, ("-m", "package")),
-    "pickles": Call(
-        0, "import pickle\nclass Mine:\n    pass\nprint(type(pickle.loads(pickle.dumps(Mine()))).__name__)",
-        "Mine\n", FINE,
+    "as_json": Call(1, BAD + "print('{}')", "{}\n", '"kind": "contaminated"', ("--json", "as_json.py")),
+    "stop": Call(
+        1, "try:\n" + textwrap.indent(BAD, "    ") + "    print('not reached')\nfinally:\n    print('cleaned up')",
+        "cleaned up\n", REPORT, ("--stop", "stop.py"),
     ),
-    "processes": Call(1, """
-        import multiprocessing
-        import torch
-        def work(number):
-            x = torch.tensor([float(number)], requires_grad=True)
-            x.sqrt().sum().backward()
-            return x.grad.item()
-        if __name__ == "__main__":
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                print(pool.map(work, [1, 4]))
-            work(0)
-        """, "[0.5, 0.25]\n", ROOT),
-    "loader": Call(0, """
-        import torch
-        class Data(torch.utils.data.Dataset):
-            def __len__(self):
-                return 4
-            def __getitem__(self, at):
-                return torch.tensor([float(at)])
-        if __name__ == "__main__":
-            w = torch.ones(1, requires_grad=True)
-            for x in torch.utils.data.DataLoader(Data(), 2, num_workers=1):
-                (w * x).sum().backward()
-            print(w.grad.item())
-        """, "6.0\n", FINE),
-    "compiled": Call(1, """
-        import torch
-        def loss(x):
-            return x.sqrt().sum()
-        torch.compile(loss, backend="aot_eager")(torch.zeros(2, requires_grad=True)).backward()
-        """, "", ROOT),
-    "as_json": Call(1, BAD + "print('{}')", "{}\n", "", ("--json", "as_json.py")),
-    "stop": Call(1, BAD + "print('not reached')", "", REPORT, ("--stop", "stop.py")),
-    "cleaned": Call(
-        1, "try:\n" + textwrap.indent(BAD, "    ") + "finally:\n    print('cleaned up')", "cleaned up\n", REPORT,
-        ("--stop", "cleaned.py"),
-    ),
-    "ends at once": Call(5, BAD + "import os, sys\nsys.stdout.flush()\nos._exit(5)"),
-    "not there": Call(2, arguments=("nothing.py",)),
-    "no module": Call(1, arguments=("-m", "package.nothing")),
-    "no script": Call(2, arguments=()),
+    "not there": Call(2, arguments=("nothing.py",), error="there is no file 'nothing.py'\n"),
+    "no module": Call(1, arguments=("-m", "package.nothing"), error="No module named package.nothing\n"),
 }  # fmt: skip
 
 FORKS = """
 import gc, json, os, sys
 import torch
+import zero_or_nan.explain
+frameworks = ["transformers", "pytorch_lightning", "lightning", "lightning.pytorch"]
+imported = [name for name in sys.modules if name in frameworks or name.startswith("zero_or_nan.selfcheck")]
 from zero_or_nan.explain.__main__ import main
 gc.freeze()  # a child has less to clean up
 told = {}
@@ -118,70 +80,74 @@ for name, arguments in json.load(open("calls.json")).items():
             sys.exit(main(arguments))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         told[name] = status, open(name + ".out").read(), open(name + ".err").read()
-json.dump(told, open("told.json", "w"))
+sys.modules.update(dict.fromkeys(frameworks))  # as if they were not installed
+for name in ("huggingface", "lightning"):
+    try:
+        __import__("zero_or_nan.explain." + name)
+    except ImportError as error:
+        imported.append(str(error))
+json.dump([told, imported], open("told.json", "w"))
 """
 
 
-class Ran(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """Each script, by the command."""
+def started(tmp_path_factory):
+    """Starts Python, in a folder with the scripts."""
     folder = tmp_path_factory.mktemp("scripts")
     calls = {name: [f"{name}.py"] if call.arguments is None else call.arguments for name, call in CALLS.items()}
-    files = {f"{name}.py": textwrap.dedent(call.source) for name, call in CALLS.items() if call.source} | {
+    files = {f"{name}.py": textwrap.dedent(call.source) for name, call in CALLS.items()} | {
         "inner/uses_helpers.py": "import helpers, torch\nprint(helpers.WHOSE)\n"
         "helpers.loss(torch.zeros(1, requires_grad=True)).backward()",
         "inner/helpers.py": "WHOSE = 'mine'\ndef loss(x):\n    return x.sqrt().sum()\n",
         "package/__init__.py": "",
         "package/__main__.py": "print('the package', __package__)\n",
         "package/train.py": "import sys\nprint(sys.argv[1:], __name__, __package__)\n" + BAD,
+        "raises.py": BAD + "raise ValueError('mine')",
         "calls.json": json.dumps(calls),
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
-    environment = {**os.environ, "PYTHONPATH": HOME, "OMP_NUM_THREADS": "1"}
-    alone = [sys.executable, "-m", "zero_or_nan.explain", "bad.py"]
-    by_itself = subprocess.run(alone, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    subprocess.run([sys.executable, "-c", FORKS], cwd=folder, env=environment, check=True, timeout=300)
-    told = json.loads((folder / "told.json").read_text())
-    return {name: Ran(*told[name]) for name in CALLS} | {
-        "by itself": Ran(by_itself.returncode, by_itself.stdout, by_itself.stderr)
-    }
+
+    def started(*arguments):
+        environment = {**os.environ, "PYTHONPATH": str(Path(zero_or_nan.__file__).parents[1])}
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        return folder, done
+
+    return started
 
 
-def test_as_the_shell_runs_it(ran):
-    assert ran["by itself"] == ran["bad"]
+@pytest.fixture(scope="module")
+def told(started):
+    """What each call printed, and what was imported and missed."""
+    folder, done = started("-c", FORKS)
+    assert not done.returncode, done.stderr
+    return json.loads((folder / "told.json").read_text())
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_script_runs_as_by_itself_and_is_told_of(ran, name):
-    call, (status, out, error) = CALLS[name], ran[name]
+def test_a_script_runs_as_by_itself_and_is_told_of(told, name):
+    call, (status, out, error) = CALLS[name], told[0][name]
     assert status == call.status, out + error
     assert out.startswith(call.prints) and call.report in out, out + error
-    if call.report == FINE and not status:
-        assert not error
+    assert error.endswith(call.error) and bool(error) == bool(call.error)
     if call.report == ROOT:
         assert "undefined" in out
+    if name == "as_json":
+        assert json.loads(out.removeprefix(call.prints))["ok"] is False
 
 
-def test_json(ran):
-    told = json.loads(ran["as_json"].stdout.removeprefix("{}\n"))
-    assert [origin["kind"] for origin in told["origins"]] == ["contaminated"] and told["ok"] is False
+def test_a_traceback_shows_the_frames_of_the_script_and_none_of_the_command(started):
+    _, done = started("-m", "zero_or_nan.explain", "raises.py")
+    assert done.returncode == 1 and REPORT in done.stdout
+    assert done.stderr.endswith("ValueError: mine\n") and "raises.py" in done.stderr
+    assert "zero_or_nan" not in done.stderr and "runpy" not in done.stderr
 
 
-def test_errors(ran):
-    """A traceback shows the script's frames, and none of the command's."""
-    told = ran["raises"].stderr
-    assert told.endswith("ValueError: mine\n") and "raises.py" in told
-    assert "zero_or_nan" not in told and "runpy" not in told
-    assert ran["interrupted"].stderr.endswith("KeyboardInterrupt\n")
-    assert ran["exit_text"].stderr == "no data\n"
-    assert "not reached" not in ran["stop"].stdout and not ran["stop"].stderr
-    assert "there is no file" in ran["not there"].stderr
-    assert "package.nothing" in ran["no module"].stderr
+def test_no_framework_is_imported_and_a_callback_says_which_one_it_needs(told):
+    """The library needs PyTorch alone, and imports no self-check."""
+    assert told[1] == [
+        "zero_or_nan.explain.huggingface needs transformers: pip install transformers",
+        "zero_or_nan.explain.lightning needs Lightning: pip install lightning",
+    ]

@@ -1,9 +1,7 @@
 """Names are looked up late, masks are kept, and the work for a birth does not grow with the number of births."""
 
-import gc
 import pickle
 import sys
-import weakref
 from pathlib import Path
 
 import pytest
@@ -11,25 +9,11 @@ import torch
 from torch import nn
 
 from zero_or_nan import explain
-from zero_or_nan.explain.births import calls
+from zero_or_nan.explain.births import call
 from zero_or_nan.explain.program import tensors
-from zero_or_nan.explain.program.tensors import any_of, is_finite, is_finite_at_each, not_finite
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
-@pytest.mark.parametrize("size", [1, 5000])
-def test_what_is_not_finite(dtype, size):
-    parts = dtype.to_real()
-    fine = torch.full((size,), torch.finfo(parts).max, dtype=parts).to(dtype)
-    assert is_finite(fine) and is_finite_at_each(fine) and not any_of(not_finite(fine))
-    for bad in (torch.nan, -torch.inf):
-        here = fine.clone()
-        here[-1] = bad
-        assert torch.equal(not_finite(here), ~torch.isfinite(here))
-        assert not is_finite(here) and any_of(not_finite(here))
-
-
-@pytest.mark.parametrize("width, weight", [(2, 2e38), (1, 2e38), (1, 4.0)])
+@pytest.mark.parametrize("width, weight", [(2, 2e38), (1, 4.0)])
 def test_a_product_that_overflows_too_is_an_origin_of_its_own(width, weight):
     x = torch.full((2, width), 1.0)
     x[0, 0] = torch.nan
@@ -48,20 +32,6 @@ def test_a_mask_that_is_kept_is_that_of_the_numbers_as_they_are():
     assert masks.of(x[1:]).tolist() == [True, False] and masks.of(x[2:]) is None
     x.numpy()[:] = 0
     assert masks.of(x) is None
-    masks.clear()
-    assert not masks._kept and not masks._size
-
-
-def test_a_name_that_is_looked_up_later_keeps_nothing_alive():
-    model, x = nn.Sequential(nn.Linear(2, 2)), torch.full((1, 2), torch.nan, requires_grad=True)
-    held = {"held": nn.ModuleDict({"inner": model})}
-    with explain() as report:
-        model(x).sum().backward()
-    kept = [weakref.ref(thing) for thing in (model, model[0], held["held"], x, model[0].weight)]
-    del model, x, held
-    gc.collect()
-    assert not any(known() is not None for known in kept)
-    assert report.origins[0].module == "0" and report.origins[0].reached == ["the loss", "0.weight"]
 
 
 def test_names_are_looked_up_among_what_is_there_by_then():
@@ -76,21 +46,14 @@ def test_names_are_looked_up_among_what_is_there_by_then():
     assert origin == report.origins[0]
 
 
-def test_a_parameter_that_no_variable_leads_to_is_found():
-    held = [nn.Linear(1, 1)]
-    with explain() as report:
-        (held[0].weight * torch.nan).sum().backward()
-    assert report.origins[0].reached == ["the loss", "weight"]
-
-
-@pytest.mark.parametrize("wrapper", ["module", "_orig_mod", "_fsdp_wrapped_module"])
-def test_the_name_that_a_wrapper_gives_is_no_part_of_a_name(wrapper):
-    """Of DistributedDataParallel, the compiler, and FSDP."""
-    wrapped = nn.Module()
-    wrapped.add_module(wrapper, nn.Sequential(nn.Linear(1, 1)))
-    with explain() as report:
-        getattr(wrapped, wrapper)(torch.full((1, 1), torch.nan)).sum().backward()
-    assert report.origins[0].reached == ["the loss", "0.weight"]
+def test_the_names_that_wrappers_give_are_no_part_of_a_name():
+    """Of DistributedDataParallel, the compiler, and FSDP. No variable leads to the model."""
+    held = [nn.Module()]
+    for wrapper in ("module", "_orig_mod", "_fsdp_wrapped_module"):
+        held[0].add_module(wrapper, nn.Sequential(nn.Linear(1, 1)))
+        with explain() as report:
+            getattr(held[0], wrapper)(torch.full((1, 1), torch.nan)).sum().backward()
+        assert report.origins[0].reached == ["the loss", "0.weight"]
 
 
 TERMS = {
@@ -107,7 +70,7 @@ def test_the_work_for_a_birth_does_not_grow_with_their_number(name):
 
     def lines(births):
         """How many lines of the library run."""
-        count, package = 0, str(Path(calls.__file__).parent)
+        count, package = 0, str(Path(call.__file__).parent)
 
         def inside(frame, event, arg):
             nonlocal count
@@ -132,5 +95,5 @@ def test_the_work_for_a_birth_does_not_grow_with_their_number(name):
         return count
 
     lines(5)
-    few, many = lines(50), lines(200)
+    few, many = lines(25), lines(100)
     assert many < 4.2 * few

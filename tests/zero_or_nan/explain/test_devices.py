@@ -50,12 +50,6 @@ def sparse():
     assert embedding.weight.grad.is_sparse
 
 
-def quantized():
-    x, w = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), torch.ones(2, requires_grad=True)
-    (x.dequantize() * w).sum().backward()
-    torch.fake_quantize_per_tensor_affine(w, 0.1, 0, -128, 127).sum().backward()
-
-
 def masked():
     x = torch.masked.masked_tensor(torch.tensor([1.0, nan]), torch.tensor([True, False]), requires_grad=True)
     (x * 2).sum().backward()
@@ -67,15 +61,10 @@ def other_floats():
         ((x * 2).to(dtype).to(torch.float32) * 3).sum().backward()
 
 
-def parameters_that_are_not_there_yet():
-    nn.LazyLinear(2)(torch.ones(1, 3)).sum().backward()
-    torch.empty(0, 3, requires_grad=True).sum().backward()
+CLEAN = [meta, fake, nested, sparse, masked, other_floats]
 
 
-CLEAN = [meta, fake, nested, sparse, quantized, masked, other_floats, parameters_that_are_not_there_yet]
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested", "ignore:Sparse", "ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested", "ignore:Sparse")
 @pytest.mark.filterwarnings("ignore:It is not recommended to create a MaskedTensor")
 @pytest.mark.parametrize("program", CLEAN)
 def test_nothing_is_told_of_them_and_the_watch_goes_on(program):
@@ -86,22 +75,6 @@ def test_nothing_is_told_of_them_and_the_watch_goes_on(program):
     assert told(report)[-1:] == SPOILT and (program is masked or len(report) == 1)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse")
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided, torch.sparse_coo])
-def test_what_is_bad_in_them_does_not_stop_the_watch(layout):
-    w = torch.ones(2, 1, requires_grad=True)
-    with explain() as report:
-        if layout is torch.sparse_coo:
-            bad = torch.sparse_coo_tensor([[0, 1], [1, 0]], torch.tensor([1.0, inf]), (2, 2))
-            (torch.sparse.mm(bad, w) * 0).sum().backward()
-        else:
-            rows = [torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)]
-            torch.nested.as_nested_tensor(rows, layout=layout).to_padded_tensor(nan).nansum().backward()
-            assert all(row.grad.isfinite().all() for row in rows)
-        spoil()
-    assert told(report)[-1:] == SPOILT
-
-
 @pytest.mark.parametrize(
     ("values", "function", "expected"),
     [
@@ -109,28 +82,14 @@ def test_what_is_bad_in_them_does_not_stop_the_watch(layout):
         ([0j, 1 + 1j], lambda z: torch.where(z.real > 0, z.log().abs(), z.abs()), SPOILT[0]),
         ([1.0, 1e6], lambda x: x.to(torch.float8_e5m2).to(torch.float32), ("overflow", "forward", "to")),
         ([0.0], lambda x: x.to(torch.float16).sqrt(), ("undefined", "backward", "sqrt")),
-        ([0.0], lambda x: x.to(torch.bfloat16).sqrt(), ("undefined", "backward", "sqrt")),
-        ([0.0], lambda x: x.to(torch.float64).sqrt(), ("undefined", "backward", "sqrt")),
     ],
 )
 def test_numbers_of_other_kinds(values, function, expected):
     x = torch.tensor(values, requires_grad=True)
     report = report_of(lambda: function(x).sum().backward())
-    assert told(report) == [expected]
+    assert told(report) == [expected] and "of shape" in report.origins[0].where
     if expected[2] == "to":
         assert (report.origins[0].dtype, report.origins[0].operands) == ("float8_e5m2", "1e6 > 57344")
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_float8_that_comes_in(dtype):
-    data, w = torch.tensor([1.0, nan]).to(dtype), torch.ones(2, requires_grad=True)
-    report = report_of(lambda: (w * data.to(torch.float32)).sum().backward())
-    assert told(report) == [("bad input", "forward", "to")]
-    assert report.origins[0].where == f"1 of 2 elements: [1] in {str(dtype)[6:]} of shape [2] on cpu"
-
-
-class Named(torch.Tensor):
-    """A subclass without functions of its own."""
 
 
 class Counting(torch.Tensor):
@@ -144,11 +103,10 @@ class Counting(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-@pytest.mark.parametrize("kind", [Named, Counting])
-def test_subclasses(kind):
+def test_subclasses():
     def run():
         Counting.seen = 0
-        x = torch.tensor([1.0, 0.0]).as_subclass(kind).requires_grad_()
+        x = torch.tensor([1.0, 0.0]).as_subclass(Counting).requires_grad_()
         loss = torch.where(x > 0, x.log(), x * 0).sum()
         loss.backward()
         return Counting.seen, type(loss), torch.Tensor(x.grad)
@@ -158,18 +116,6 @@ def test_subclasses(kind):
         watched = run()
     assert told(report) == SPOILT
     assert plain[:2] == watched[:2] and torch.equal(plain[2].nan_to_num(7), watched[2].nan_to_num(7))
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
-def test_scripted():
-    @torch.jit.script
-    def energy(x):
-        return (x / x).sum()
-
-    with explain() as report:
-        x = torch.zeros(2, requires_grad=True)
-        energy(x).backward()
-    assert len(report) == 1 and report.origins[0].reached
 
 
 def test_inference_mode():
@@ -191,24 +137,6 @@ def test_function_transforms():
         torch.func.grad(lambda x: x.square().sum().sqrt())(torch.zeros(2))
         torch.func.vmap(torch.func.grad(lambda x: x.log().sum()))(torch.zeros(2, 3))
     assert report.ok and any("torch.func" in note for note in report.notes)
-
-
-class Rows(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, at):
-        return torch.tensor([float(at), nan if at == 3 else 1.0]), torch.zeros(1).sqrt()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loaders(workers):
-    layer = nn.Linear(2, 1)
-    with explain() as report:
-        for rows, _ in torch.utils.data.DataLoader(Rows(), 2, num_workers=workers):
-            layer(rows).sum().backward()
-    (origin,) = report
-    assert (origin.kind, origin.operator) == ("bad input", "stack" if not workers else "linear")
 
 
 SCRIPT = """
@@ -285,7 +213,6 @@ def alone(x):
 
 optimizer.zero_grad()
 kept("raise", lambda: watched(rows))
-kept("raise, clean", lambda: watched(good))
 kept("on_failure", lambda: explain.on_failure(step)(rows))
 kept("on_failure, clean", lambda: explain.on_failure(step)(good))
 kept("no_sync", lambda: alone(rows))
@@ -296,7 +223,7 @@ distributed.destroy_process_group()
 def test_several_processes(tmp_path):
     """Each tells its own origins, with its rank. On a failure all raise together, and none waits for another."""
     names = ["DDP, clean", "notes", "DDP", "DTensor", "gradient", "DTensor, clean"]
-    names += ["raise", "raise, clean", "on_failure", "on_failure, clean", "no_sync"]
+    names += ["raise", "on_failure", "on_failure, clean", "no_sync"]
     first, second = results_of_two(SCRIPT, tmp_path / "store", names)
     for rank, found in enumerate((first, second)):
         assert found["DDP, clean"] == [["undefined", "backward", "sqrt", rank, ""]]
@@ -308,5 +235,5 @@ def test_several_processes(tmp_path):
     for name in ("raise", "on_failure"):
         assert first[name] == [[[], True], True, True]
         assert second[name] == [[[1], False], True, True]
-        assert first[f"{name}, clean"] == second[f"{name}, clean"] == [None, False, True]
+    assert first["on_failure, clean"] == second["on_failure, clean"] == [None, False, True]
     assert first["no_sync"][0] is None and second["no_sync"][0] == [[1], False]  # a limit that the docstring states

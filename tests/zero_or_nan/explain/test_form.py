@@ -1,77 +1,158 @@
-"""What is promised to be stable: names, arguments, kinds, and the form of a report."""
+"""What is promised of a report: its names, its form as text, HTML and JSON, and no character that could do harm."""
 
 import inspect
+import linecache
+import os
+import pickle
+import re
 import sys
+import types
 
 import pytest
 import torch
 from origins import report_of
+from torch import nn
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError, Origin, Report
+from zero_or_nan.explain.births.findings import Mistakes
+from zero_or_nan.explain.program.code import printable
+from zero_or_nan.explain.report.notebook import COLOURS
+from zero_or_nan.explain.report.report import place
 
-TEXTS = "phase operator filename source module dtype device operands kind remedy exact chapter tie".split()
-NUMBERS = "line count times".split()
-LISTS = "entries shape reached path".split()
-OTHERS = "fixed rank is_sure replaces".split()
+FIELDS = """phase operator filename line source module entries count shape dtype device operands kind reached path fixed
+    remedy replaces exact chapter times rank is_sure tie"""
 
 
 @pytest.fixture
 def report():
-    x = torch.tensor([[1.0, 100.0]], requires_grad=True)
-    with explain() as report:
-        torch.where(x < 50, x.exp(), 0).sum().backward()
-        (x - 1).sqrt().sum().backward()
-    report.note("one")
-    return report
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    return report_of(lambda: torch.where(x < 50, x.exp(), 0).sum().backward())
 
 
 def test_names_and_arguments():
-    assert sys.modules["zero_or_nan.explain"].__all__ == [
-        "Finding",
-        "NotFiniteError",
-        "Origin",
-        "ProbeReport",
-        "Report",
-        "explain",
-    ]
+    names = ["Finding", "NotFiniteError", "Origin", "ProbeReport", "Report", "explain"]
+    assert sys.modules["zero_or_nan.explain"].__all__ == names
     (on_nan,) = inspect.signature(explain).parameters.values()
     assert (on_nan.name, on_nan.default) == ("on_nan", "report")
     assert list(inspect.signature(explain.on_failure).parameters) == ["step", "model"]
-    assert issubclass(NotFiniteError, FloatingPointError)
-    assert list(inspect.signature(Report).parameters) == ["origins", "passes", "notes", "cause"]
-    assert set(inspect.signature(Origin).parameters) == {
-        *TEXTS,
-        *NUMBERS,
-        *LISTS,
-        "fixed",
-        "rank",
-        "is_sure",
-        "replaces",
-    }
-
-
-def test_on_failure_needs_no_object():
     assert explain.on_failure is explain().on_failure
+    assert list(inspect.signature(Report).parameters) == ["origins", "passes", "notes", "cause"]
+    assert list(inspect.signature(Origin).parameters) == FIELDS.split()
 
 
-def test_where_all_is_well_the_form_is_the_same():
+def test_where_all_is_well():
     report = report_of(lambda: torch.ones(1, requires_grad=True).sum().backward())
     assert report.to_dict() == {"ok": True, "passes": 1, "origins": [], "notes": [], "cause": ""}
+    html = report._repr_html_()
+    assert html.count("<p") == 1 and "✓ Nothing that is not finite" in html
+    report.notes.append("a compiled region")
+    assert "Note: a compiled region." in report._repr_html_()
 
 
 def test_the_error_has_the_report():
     x = torch.zeros(1, requires_grad=True)
-    with pytest.raises(NotFiniteError) as caught, explain(on_nan="raise"):
+    with pytest.raises(FloatingPointError) as caught, explain(on_nan="raise"):
         x.sqrt().sum().backward()
     assert isinstance(caught.value.report, Report) and str(caught.value) == str(caught.value.report)
-
-
-def test_a_block_without_a_backward_pass_raises_at_its_end():
     with pytest.raises(NotFiniteError, match="log"), explain(on_nan="raise"):
-        torch.zeros(1).log()
-
-
-def test_other_arguments_are_refused():
+        torch.zeros(1).log()  # without a backward pass, at the end of the block
     with pytest.raises(ValueError, match="is not known"):
         explain(on_nan="ignore")
+
+
+def test_a_report_can_be_pickled_before_it_was_read(report):
+    assert pickle.loads(pickle.dumps(report)).to_dict() == report.to_dict()
+
+
+def test_a_cell_and_a_file_are_called_as_a_reader_knows_them(report, monkeypatch, tmp_path):
+    """A cell by its number, and a file by its path from here."""
+    shell = types.SimpleNamespace(
+        compile=types.SimpleNamespace(format_code_name={"/tmp/ipykernel_7/42.py": ("Cell", "In[3]")}.get)
+    )
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    report.origins[0].filename = "/tmp/ipykernel_7/42.py"
+    for shown in (str(report), repr(report), report._repr_html_()):
+        assert f"Cell In[3], line {report.origins[0].line}" in shown and "ipykernel" not in shown
+    assert place("<ipython-input-12-0a1b2c>", 4) == "Cell In[12], line 4"
+    monkeypatch.chdir(tmp_path)
+    assert place(str(tmp_path / "models" / "net.py"), 9) == f"models{os.sep}net.py:9"
+    assert place("/elsewhere/net.py", 9) == "/elsewhere/net.py:9"
+
+
+def test_long_lists_are_shortened(report):
+    (origin,) = report
+    origin.path = [f"f{i}" for i in range(20)]
+    html = report._repr_html_()
+    assert ">f3<" in html and ">…<" in html and ">f16<" in html and ">f4<" not in html and ">f15<" not in html
+    assert "f0 → f1 → f2 → f3 → … 12 more … → f16 → f17 → f18 → f19" in str(report)
+    for count, more in ((4, ""), (5, " and 1 more")):
+        origin.reached = list("abcde")[:count]
+        assert f"<strong>a, b, c, d{more}</strong>" in report._repr_html_()
+    for count, shown in ((1, "[0]"), (3, "[0], [1], [2]"), (4, "[0], [1], [2], …")):
+        origin.entries, origin.count = [(number,) for number in range(count)], count
+        assert f": {shown} in float32" in str(origin)
+
+
+def test_the_html_has_the_colours_of_the_page_in_light_and_in_dark(report):
+    html = report._repr_html_()
+    colours = re.findall(r"(?<![-\w])(?:color|background)\s*:\s*([^;'\"]+)", html)
+    assert colours and set(colours) <= {"inherit", "none"}
+    assert "<style" not in html and "<script" not in html and "class=" not in html
+
+    def light(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for bar in map(light, COLOURS.values()):  # seen on white and on black
+        assert 1.05 / (bar + 0.05) >= 3 and (bar + 0.05) / (light("#14181d") + 0.05) >= 3
+
+
+EVIL = "a\x1b[2Jb\x07\x9b\u202ec\u2066d\u200be\u2028f\udc00g\x7f"
+
+
+def test_no_character_that_a_terminal_or_a_browser_would_obey():
+    """Whatever the user's names and lines hold."""
+    source = f"y = model.inner(x).log().sum()  # {EVIL}"
+    name = f"file\n{EVIL}.py"
+    linecache.cache[name] = len(source), None, [source + "\n"], name
+    model = nn.Module()
+    model.add_module(f"m\n{EVIL}", nn.Linear(1, 1))
+    model.inner = getattr(model, f"m\n{EVIL}")
+    methods = {"forward": lambda ctx, x: x / 0, "backward": lambda ctx, g: g}
+    kind = type("F\x1b[2J\u202e", (torch.autograd.Function,), methods)
+    names = {"model": model, "x": torch.ones(1, 1)}
+    with explain() as report:
+        exec(compile("y = model.inner(x).sub(100).log().sum()", name, "exec"), names)
+        names["y"].backward()
+        kind.apply(torch.ones(2, requires_grad=True)).sum().backward()
+    report.note(f"one\n{EVIL}")
+    assert len(report) == 2
+    for text in (str(report), report._repr_html_(), report.to_json()):
+        assert all(each == "\n" or each.isprintable() for each in text.replace("\x7f", ""))
+        assert EVIL not in text and "\\x1b" in text or "\\u001b" in text
+        text.encode()
+    assert f"  file\\n{printable(EVIL)}.py:1" in str(report).splitlines(), "a name can't add a line"
+    for text in ("x = 1\t# tab", "größe", "変数 = 1  # 全角", "x → y", "", "a\u00a0b\u3000c"):
+        assert printable(text) == text
+
+
+def test_a_warning_is_printable(monkeypatch):
+    monkeypatch.setattr(Mistakes, "are_raised", False)
+    mistakes = Mistakes()
+    mistakes.note(EVIL, ValueError(EVIL))
+    with pytest.warns() as caught:
+        mistakes.warn(1)
+    assert str(caught[0].message).isprintable()
+
+
+def test_no_text_is_markup():
+    evil = '<img src=x onerror="&">'
+    origin = Origin(
+        "forward", evil, evil, 1, evil, evil, [(0,)], 1, (2,), evil, evil, evil, "undefined", [evil], [evil],
+        remedy=evil, chapter="https://example.org/a-page.html", rank=3,
+    )  # fmt: skip
+    html = Report([origin], notes=[evil])._repr_html_()
+    assert "<img" not in html and html.count("&lt;img") == 11
+    assert "undefined" in html and "rank 3" in html and "a page</a>" in html

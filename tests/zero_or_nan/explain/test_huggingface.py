@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from origins import failure, same, telling
-from scratch import ROOT
+from origins import failure, program_with, same, telling
 from torch import nn
 
 transformers = pytest.importorskip("transformers")
@@ -95,40 +94,31 @@ class Mine(Exception):
     pass
 
 
-class Before(TrainerCallback):
-    """Keeps the state before the batch with this number, and ends the training there."""
+class Keeps(Trainer):
+    """Keeps the state before each step."""
 
-    def __init__(self, number):
-        self.number, self.done = number, 0
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.states = []
 
-    def on_step_begin(self, args, state, control, model, **kwargs):
-        if self.done == self.number:
-            self.state = state_of(model)
-            raise Mine
-
-    def on_substep_end(self, *args, **kwargs):
-        self.done += 1
-        self.on_step_begin(*args, **kwargs)
-
-    def on_step_end(self, *args, **kwargs):
-        self.done += 1
+    def training_step(self, model, *args):
+        self.states.append(state_of(model))
+        return super().training_step(model, *args)
 
 
-@pytest.mark.parametrize(("bad", "accumulated"), [(0, 1), (3, 1), (3, 3), (4, 3)])
+@pytest.mark.parametrize(("bad", "accumulated"), [(0, 1), (4, 3)])
 def test_a_bad_batch_leaves_no_trace(make, bad, accumulated):
     """Also if its gradients would only be added to those of other batches."""
-    trainer = make(rows(bad), ExplainCallback(), gradient_accumulation_steps=accumulated)
+    trainer = make(rows(bad), ExplainCallback(), kind=Keeps, gradient_accumulation_steps=accumulated)
     report = stopped(trainer)
     assert told(report) == [LOG]
     assert report.notes[0] == f"the Trainer stopped at global_step {bad // accumulated}"
     assert report.notes[0] in str(report)
-    failed, before = state_of(trainer.model), Before(bad)
-    with pytest.raises(Mine):
-        make(rows(), before, gradient_accumulation_steps=accumulated).train()
-    assert same(failed, before.state)
+    assert len(trainer.states) == bad + 2
+    assert all(same(state_of(trainer.model), state) for state in trainer.states[bad:])
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3}, {"bf16": True}])
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3, "bf16": True}])
 def test_a_clean_training(make, options):
     """Bit for bit as without the callback, and each batch is trained on once."""
 
@@ -161,14 +151,15 @@ def logs(trainer):
     return str(seen)
 
 
-@pytest.mark.parametrize("filters", [True, False])
-@pytest.mark.parametrize("model, origin", [(Model, LOG), (Length, SQRT)])
+@pytest.mark.parametrize(
+    ("model", "origin", "filters"), [(Model, LOG, True), (Model, LOG, False), (Length, SQRT, True)]
+)
 def test_what_the_filter_would_have_hidden(make, model, origin, filters):
+    """A loss that is not finite; where only the gradient is not, the filter hides nothing."""
     plain = make(rows(2), model=model(), logging_nan_inf_filter=filters)
     plain.train()
     logged = plain.state.log_history[2]
-    assert math.isfinite(float(logged["loss"])) == (filters or model is Length)
-    assert not math.isfinite(float(logged["grad_norm"]))
+    assert math.isfinite(float(logged["loss"])) == filters and not math.isfinite(float(logged["grad_norm"]))
     report = stopped(make(rows(2), ExplainCallback(), model=model(), logging_nan_inf_filter=filters))
     assert told(report) == [origin]
     assert (HIDDEN in str(report)) == (filters and model is Model)
@@ -211,12 +202,11 @@ class Inherited(Own):
         return super().training_step(*args, **kwargs)
 
 
-@pytest.mark.parametrize("kind, step", [(Own, 1), (Inherited, 11)])
-def test_trainers_with_a_step_of_their_own(make, kind, step):
-    """What they count, and pop from the batch, is the same in the second run, and as it was after it."""
-    trainer = make(rows(2), ExplainCallback(), kind=kind)
-    assert told(stopped(trainer)) == [LOG] and trainer.count == 2 * step
-    assert trainer.seen == [step - 1, 2 * step - 1, 3 * step - 1, 3 * step - 1]
+def test_a_trainer_with_a_step_of_its_own(make):
+    """What it counts, and pops from the batch, is the same in the second run, and as it was after it."""
+    trainer = make(rows(2), ExplainCallback(), kind=Inherited)
+    assert told(stopped(trainer)) == [LOG] and trainer.count == 22
+    assert trainer.seen == [10, 21, 32, 32]
 
 
 def test_a_method_that_the_user_put_on_the_trainer(make):
@@ -232,21 +222,6 @@ def test_a_method_that_the_user_put_on_the_trainer(make):
     assert trainer.training_step is step and calls == [0, 1, 2, 2]
 
 
-def test_resuming(make, tmp_path):
-    """From the last checkpoint, with the bad batch replaced by another, and at last by a good one."""
-    options = {"save_strategy": "steps", "save_steps": 2}
-    plain = make(rows(), **options)
-    plain.train()
-    trainer = make(rows(5), ExplainCallback(), **options, output_dir=str(tmp_path / "other"))
-    assert "global_step 5" in str(stopped(trainer))
-    for bad in (5, 4):
-        trainer.train_dataset = rows(bad)
-        assert f"global_step {bad}" in str(stopped(trainer, resume_from_checkpoint=True))
-    trainer.train_dataset = rows()
-    trainer.train(resume_from_checkpoint=True)
-    assert same(trainer.model.state_dict(), plain.model.state_dict())
-
-
 class Once(TrainerCallback):
     """Does something when the first step has ended."""
 
@@ -258,28 +233,20 @@ class Once(TrainerCallback):
             self.does()
 
 
-def test_trainers_in_trainers(make):
-    """Each is watched if it has the callback, also by the same callback; afterwards the outer one goes on."""
-    callback = ExplainCallback()
-    watched, unwatched = make(rows(1), callback), make(rows(1))
-    caught = []
-
-    def others():
-        unwatched.train()
-        caught.append(stopped(watched))
-
-    outer = make(rows(3), callback, Once(others))
-    assert "global_step 3" in str(stopped(outer))
-    assert "global_step 1" in str(caught[0]) and unwatched.state.global_step == 8
-    assert not any(map(torch.isfinite, [next(unwatched.model.parameters()).sum()]))
-
-
-def test_an_error_elsewhere(make):
+def test_an_error_of_the_users(make):
     """A training that ended outside of its steps is explained from anew by the next; without the callback, by none."""
 
     def fails():
         raise Mine
 
+    class Fails(Trainer):
+        def compute_loss(self, *args, **kwargs):
+            raise Mine
+
+    in_a_step = make(rows(), ExplainCallback, kind=Fails)
+    with pytest.raises(Mine):
+        in_a_step.train()
+    assert "training_step" not in vars(in_a_step)
     trainer = make(rows(2), ExplainCallback(), Once(fails))
     for _ in range(2):
         with pytest.raises(Mine):
@@ -295,17 +262,6 @@ def test_an_error_elsewhere(make):
     assert "training_step" not in vars(trainer) and trainer.state.global_step == 8
 
 
-def test_an_error_in_a_step(make):
-    class Fails(Trainer):
-        def compute_loss(self, *args, **kwargs):
-            raise Mine
-
-    trainer = make(rows(), ExplainCallback, kind=Fails)
-    with pytest.raises(Mine):
-        trainer.train()
-    assert "training_step" not in vars(trainer)
-
-
 def test_a_callback_without_its_trainer_is_refused(make):
     trainer = make(rows(), Once(lambda: ExplainCallback().on_train_begin(None, None, None, model=Model())))
     with pytest.raises(RuntimeError, match="no Trainer that has this callback"):
@@ -314,8 +270,5 @@ def test_a_callback_without_its_trainer_is_refused(make):
 
 def test_the_program_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "chapters" / "find-it-in-your-model.md").read_text(encoding="utf-8")
-    (program,) = (code for code in page.split("```python\n") if "explain.huggingface" in code.partition("```")[0])
-    program = program.partition("```")[0]
-    assert max(map(len, program.splitlines())) <= 78
+    program = program_with("explain.huggingface")
     assert told(failure(exec, program, {"__name__": "__main__"}))[0][:2] == ("undefined", "div")

@@ -1,18 +1,14 @@
 """Lightning with the callback: a bad batch stops the training and is explained; nothing else changes."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
-from origins import failure, same, telling
-from scratch import ROOT
+from origins import failure, program_with, same, telling
 from torch import nn
 from torch.utils.data import DataLoader
 
 pl = pytest.importorskip("pytorch_lightning")
 
+from zero_or_nan import explain  # noqa: E402
 from zero_or_nan.explain.lightning import ExplainCallback  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # frameworks have warnings of their own
@@ -30,8 +26,6 @@ class Mine(Exception):
 class Module(pl.LightningModule):
     """Keeps its state before each batch, and counts how often it is called for a batch."""
 
-    ends_at = None
-
     def __init__(self, make=torch.optim.Adam):
         super().__init__()
         torch.manual_seed(0)
@@ -47,8 +41,6 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch, number):
         self.calls.append(number)
-        if number == self.ends_at:
-            raise Mine
         loss = self.loss_of(batch.pop("x"), batch.pop("scale"))
         self.log("loss", loss)
         return {"loss": loss, "other": torch.tensor(torch.nan)}
@@ -87,8 +79,6 @@ class Manual(Module):
 
     def training_step(self, batch, number):
         self.calls.append(number)
-        if number == self.ends_at:
-            raise Mine
         first, second = self.optimizers()
         first.zero_grad()
         self.manual_backward(self(batch["x"]).square().mean())
@@ -132,16 +122,15 @@ def stopped(trained, *arguments, **options):
     return report
 
 
-OPTIONS = {
-    "plain": {},
-    "accumulated": {"accumulate_grad_batches": 3},
-    "bf16, true": {"precision": "bf16-true"},
-    "all": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "precision": "bf16-mixed"},
-}
+BAD = [
+    (Module, LOG, 0, {}),
+    (Module, LOG, 4, {"accumulate_grad_batches": 3}),
+    (Module, LOG, 4, {"precision": "bf16-true"}),
+    (Length, SQRT, 5, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "precision": "bf16-mixed"}),
+]
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize(("model", "origin", "bad"), [(Module, LOG, 0), (Module, LOG, 4), (Length, SQRT, 5)])
+@pytest.mark.parametrize(("model", "origin", "bad", "options"), BAD)
 def test_a_bad_batch_leaves_no_trace(model, origin, bad, options):
     """Also if its gradients would only be added to those of other batches. `.grad` is as backward found it."""
     module, every = model(), options.get("accumulate_grad_batches", 1)
@@ -149,14 +138,7 @@ def test_a_bad_batch_leaves_no_trace(model, origin, bad, options):
     assert told(report) == [origin] and module.calls == [*range(bad + 1), bad]
     assert report.notes == [f"Lightning stopped at global_step {bad // every}, in epoch 0, at batch {bad}"]
     assert report.notes[0] in str(report)
-    failed, plain = module.state(), model()
-    plain.ends_at = bad
-    with pytest.raises(Mine):
-        trainer(**options).fit(plain, loader(batches()))
-    assert same(failed, module.states[bad]) and same(failed, plain.states[bad])
-    assert same(module.grads(), module.before_backward)
-    if bad % every:
-        assert same(module.grads(), plain.grads())
+    assert same(module.state(), module.states[bad]) and same(module.grads(), module.before_backward)
 
 
 def test_manual_optimization():
@@ -168,12 +150,9 @@ def test_manual_optimization():
     assert same(module.state(), module.states[3])
 
 
-@pytest.mark.parametrize("model", [Module, Manual])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("model", "options"), [(Module, BAD[3][3]), (Manual, {}), (Manual, BAD[2][3])])
 def test_a_clean_training(model, options):
     """Bit for bit as without the callback, and each batch is trained on once; a validation may be bad."""
-    if model is Manual:
-        options = {key: value for key, value in options.items() if key == "precision"}
     options = {"val_check_interval": 2, "max_epochs": 2, **options}
     plain, watched, trained = model(), model(), trainer(ExplainCallback(), **options)
     torch.manual_seed(1)
@@ -190,79 +169,29 @@ def loader_twice():
     return DataLoader(batches(), batch_size=None, collate_fn=dict)
 
 
-def test_an_error_elsewhere():
-    class Fails(Module):
-        def on_train_batch_end(self, outputs, batch, number):
-            raise Mine
+@pytest.mark.parametrize("method", ["training_step", "on_train_batch_end"])
+def test_an_error_of_the_users(method, monkeypatch):
+    def fails(*args):
+        raise Mine
 
-    trained = trainer(ExplainCallback())
-    for model in (Fails(), Module()):
-        model.ends_at = 0
-        with pytest.raises(Mine):
-            trained.fit(model, loader(batches()))
-        assert is_put_back(trained)
-    assert told(stopped(trained, Module(), loader(batches(1)))) == [LOG]
-
-
-def test_resuming(tmp_path):
-    """A checkpoint that is saved as the training ends is one from before the bad batch."""
-    path = str(tmp_path / "last.ckpt")
-
-    class Saves(pl.Callback):
-        def on_exception(self, trained, module, error):
-            trained.save_checkpoint(path)
-
-    assert "global_step 6" in str(stopped(trainer(ExplainCallback(), Saves()), Manual(), loader(batches(3))))
-    again = Manual()
-    again.ends_at = 4
-    trained = trainer(ExplainCallback())
+    trained, model = trainer(ExplainCallback()), Module()
+    monkeypatch.setattr(model, method, fails)
     with pytest.raises(Mine):
-        trained.fit(again, loader(batches()), ckpt_path=path)
-    assert again.calls == [3, 4] and trained.global_step == 8
+        trained.fit(model, loader(batches()))
+    assert is_put_back(trained)
+    assert told(stopped(trained, Module(), loader(batches(1)))) == [LOG]
 
 
 def test_the_program_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "chapters" / "find-it-in-your-model.md").read_text(encoding="utf-8")
-    (program,) = (code for code in page.split("```python\n") if "explain.lightning" in code.partition("```")[0])
-    program = program.partition("```")[0].replace(
+    program = program_with("explain.lightning").replace(
         "from lightning import pytorch as pl", "import pytorch_lightning as pl"
     )
-    assert max(map(len, program.splitlines())) <= 78
     assert told(failure(exec, program, {"__name__": "__main__"}))[0][:2] == ("undefined", "sqrt")
 
 
-SCRIPT = """
-import pytorch_lightning as pl
-import torch
-from torch.utils.data import DataLoader
-
-class Module(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    def training_step(self, batch, number):
-        return self.layer(batch["x"]).square().mean() * batch["scale"].log()
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters())
-
-batches = [{"x": torch.randn(5, 4), "scale": torch.tensor(3.0 * (number < 2))} for number in range(4)]
-quiet = ["enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"]
-trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, **dict.fromkeys(quiet, False))
-trainer.fit(Module(), DataLoader(batches, batch_size=None))
-print("trained", trainer.global_step)
-"""
-
-
-@pytest.mark.slow
-def test_a_script_under_the_command(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "zero_or_nan.explain", "train.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    source = '    return self.layer(batch["x"]).square().mean() * batch["scale"].log()'
-    first = done.stdout.partition("undefined: ")[2].splitlines()[:3]
-    assert first == ["log(0) = -inf", "  train.py:12", source], done.stderr
-    assert done.returncode == 1 and "trained 4" in done.stdout
+def test_a_training_in_a_block():
+    with explain() as report:
+        trained = trainer()
+        trained.fit(Module(), loader(batches(2)))
+    assert told(report)[0] == LOG and trained.global_step == 8

@@ -13,13 +13,11 @@ inf, nan = float("inf"), float("nan")
 
 
 WRITTEN = {
-    "exp": (lambda: leaf(100.0, 1.0).exp(), "exp(100) > 3.4e38"),
     "a product": (
         lambda: leaf([3e38, 1.0]) @ torch.tensor([[2.0], [1.0]]),
         "3e38 × 2 > 3.4e38, one of 2 products that are added",
     ),
     "mean": (lambda: leaf(1.0)[:0].mean(), "0 / 0 = nan, the mean of no elements"),
-    "a division": (lambda: leaf(1.0, -1.0) / 0, "1 / 0 = inf"),
     "a large sum": (lambda: leaf(3e38, 3e38).sum(), "the sum of 2 elements of up to 3e38 > 3.4e38"),
     "softmax": (
         lambda: leaf([-inf, -inf, -inf]).softmax(-1),
@@ -55,8 +53,10 @@ def test_powers_of_ten_are_as_short_as_they_can_be():
     assert [number(value) for value in values] == ["1e6", "1e300", "1e-7", "1e-10", "1e10", "-1e20"]
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4, 4)])
-@pytest.mark.parametrize(("label", "weight", "said"), [(-100, None, "no elements"), (1, [1.0, 0.0, 1.0], "are 0")])
+@pytest.mark.parametrize(
+    ("shape", "label", "weight", "said"),
+    [((5, 3), -100, None, "no elements"), ((2, 3, 4, 4), 1, [1.0, 0.0, 1.0], "are 0")],
+)
 def test_a_mean_over_no_target_is_0_by_0(shape, label, weight, said):
     logits = torch.zeros(shape, requires_grad=True)
     target = torch.full((shape[0], *shape[2:]), label)
@@ -66,8 +66,6 @@ def test_a_mean_over_no_target_is_0_by_0(shape, label, weight, said):
 
 @pytest.mark.parametrize("function, text", [
     (lambda a, b: a.add(b, alpha=-1e30), "1e10 + -1e30 × 1e20 < -3.4e38"),
-    (lambda a, b: a.clone().add_(b, alpha=-1e30), "1e10 + -1e30 × 1e20 < -3.4e38"),
-    (lambda a, b: a.sub(b, alpha=1e30), "1e10 − 1e30 × 1e20 < -3.4e38"),
     (lambda a, b: torch.rsub(b, a, alpha=1e30), "1e10 − 1e30 × 1e20 < -3.4e38"),
     (lambda a, b: torch._foreach_add([a], [b], alpha=1e30)[0], "1e10 + 1e30 × 1e20 > 3.4e38"),
 ])  # fmt: skip
@@ -81,8 +79,6 @@ def test_what_is_scaled_is_shown_with_its_scale(function, text):
     ("function", "kind"),
     [
         (lambda x: torch.linalg.inv(torch.diag(x)), "overflow"),  # 1 / 1e-30, and the derivative is -1e60
-        (lambda x: torch.linalg.solve(torch.diag(x), torch.ones(2, 1)), "overflow"),
-        (lambda x: torch.linalg.eigh(torch.diag(1 + 0 * x)).eigenvectors, "undefined"),
         (lambda x: torch.linalg.svd(torch.diag(1 + 0 * x)).U, "undefined"),
     ],
 )

@@ -40,13 +40,15 @@ SPOILT = {
     "gradient": (lambda y: torch.where(torch.tensor([True, False]), y, (y * 0).sqrt()), ["sqrt"]),
     "by hand": (lambda y: y, ["div"]),
 }
+"""What happens to a result in the second step, and the operators that are blamed for it."""
 
 
 def train(kind, options, spoils):
     torch.manual_seed(0)
     is_sparse = kind is torch.optim.SparseAdam
     model = nn.Embedding(3, 2, sparse=True) if is_sparse else nn.Linear(3, 2, bias=kind.__name__ != "Muon")
-    optimizer = kind(model.parameters(), lr=0.01, **options)
+    few = {"max_iter": 3} if kind is torch.optim.LBFGS else {}
+    optimizer = kind(model.parameters(), lr=0.01, **options, **few)
     for number in range(3):
         x = torch.tensor([0, 1]) if is_sparse else torch.randn(4, 3)
 
@@ -62,23 +64,21 @@ def train(kind, options, spoils):
     return str(list(model.parameters()))
 
 
-@pytest.mark.parametrize("spoils", SPOILT)
 @pytest.mark.parametrize(("kind", "options"), sample(TRIED, every=6))
-def test_a_gradient_that_is_not_finite(kind, options, spoils):
-    plain, watched = train(kind, options, spoils), []
-    report = report_of(lambda: watched.append(train(kind, options, spoils)))
-    assert watched == [plain]
-    is_finite = "nan" not in plain and "inf" not in plain  # Rprop takes signs, and LBFGS takes no step
-    is_quiet = spoils == "by hand" and is_finite
-    assert [origin.operator for origin in report] == ([] if is_quiet else SPOILT[spoils][1]), report
+def test_a_gradient_that_is_not_finite(kind, options):
+    for spoils, (_, operators) in SPOILT.items():
+        plain, watched = train(kind, options, spoils), []
+        report = report_of(lambda spoils=spoils, watched=watched: watched.append(train(kind, options, spoils)))
+        assert watched == [plain]
+        is_finite = "nan" not in plain and "inf" not in plain  # Rprop takes signs, and LBFGS takes no step
+        is_quiet = spoils == "by hand" and is_finite
+        assert [origin.operator for origin in report] == ([] if is_quiet else operators), (spoils, report)
 
 
 OWN = [
     (torch.optim.Adam, {"eps": 0.0}, torch.float32),
     (torch.optim.Adam, {"eps": 0.0, "fused": True}, torch.float32),
     (torch.optim.AdamW, {"foreach": True}, torch.float16),
-    (torch.optim.RMSprop, {"eps": 0.0, "foreach": True}, torch.float32),
-    (torch.optim.Adagrad, {}, torch.float16),
     (torch.optim.Adadelta, {"eps": 0.0}, torch.float32),
 ]
 

@@ -8,7 +8,6 @@ from origins import report_of
 from torch import nn
 
 from zero_or_nan import explain
-from zero_or_nan.functions import graph as lifetimes
 
 CODE = {}
 
@@ -32,28 +31,11 @@ def a_view_of_a_leaf_under_no_grad():
 
 
 @code
-def initializations():
-    w = [torch.empty(4, 4) for _ in range(3)]
-    nn.init.orthogonal_(w[0])
-    nn.init.sparse_(w[1], 0.5)
-    nn.init.trunc_normal_(w[2])
-    return w
-
-
-@code
 def batches_of_vectors():
     x = torch.ones(3, requires_grad=True)
     y = x.sqrt() * 2
     slopes = torch.autograd.functional.jacobian(torch.exp, torch.ones(3), vectorize=True)
     return [*torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True), slopes]
-
-
-@code
-def complex_halves():
-    x = torch.ones(3, dtype=torch.complex64, requires_grad=True)
-    y = torch.view_as_real(x.chalf()).float()
-    y.sum().backward()
-    return [y, x.grad]
 
 
 @code
@@ -104,19 +86,7 @@ def test_a_batch_of_vectors_is_not_said_to_be_finite():
     assert report.notes == ["a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"]
 
 
-def test_finding_out_how_pytorch_keeps_nodes_runs_no_hook():
-    """It happens once in a process: it may be while a checkpoint counts what its code saves."""
-
-    def refuses(tensor):
-        raise AssertionError
-
-    lifetimes._keeps_its_object.cache_clear()
-    with torch.autograd.graph.saved_tensors_hooks(refuses, refuses):
-        lifetimes._keeps_its_object()
-
-
-@pytest.mark.parametrize("at", ["leaf", "inside"])
-@pytest.mark.parametrize("is_used", [True, False])
+@pytest.mark.parametrize(("at", "is_used"), [("leaf", True), ("inside", False)])
 def test_a_gradient_at_an_edge_of_the_graph(at, is_used):
     """As pipelines ask for it."""
     x = torch.tensor([0.0, 1.0], requires_grad=True)

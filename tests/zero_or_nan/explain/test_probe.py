@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,46 +11,31 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from scratch import ROOT
 from torch import nn
 
+from tools.measure.corpora import programs, variables
+from tools.measure.probe import FILE
 from zero_or_nan import explain
-from zero_or_nan.explain.probe import probing, running
-from zero_or_nan.explain.probe.candidates import Input, candidates
-from zero_or_nan.explain.probe.kinds import kind_of
-from zero_or_nan.explain.probe.running import Case
+from zero_or_nan.explain.__main__ import main
+from zero_or_nan.explain.probe import probing
+from zero_or_nan.explain.probe.candidates import Input, candidates, kind_of
+from zero_or_nan.explain.probe.loss import Case
 
-TEXT = Path(__file__).with_name("losses.md").read_text(encoding="utf-8")
-OWN = {
-    name: (re.findall(r"(?m)^- line: `(.*)`$", facts), code)
-    for name, facts, code in re.findall(
-        r"(?ms)^### (\w+)\n(.*?)^```python\n(.*?)^```$", re.search(r"(?ms)^## own\n(.*?)(?=^## |\Z)", TEXT)[1]
-    )
-}
-
-
-def loaded(name, folder):
-    """A loss of the file, with its example."""
-    path = folder / f"{name}.py"
-    path.write_text(f"import torch\nimport torch.nn.functional as F\nfrom torch import nn\n{OWN[name][1]}")
-    names = {"__name__": name}
-    exec(compile(path.read_text(), str(path), "exec"), names)
-    torch.manual_seed(0)
-    return names["loss_fn"], names["inputs"]()
+OWN = {program.name: program for program in programs(ROOT / FILE) if program.part == "own"}
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_the_lines_that_can_fail_are_found_and_healthy_losses_are_not_blamed(name, tmp_path):
-    loss_fn, inputs = loaded(name, tmp_path)
-    report = explain.probe(loss_fn, *inputs, seconds=60)
-    lines = OWN[name][0]
-    assert {finding.source for finding in report.findings} <= set(lines), report
-    assert report.ok is not bool(lines), report
+    names = variables(tmp_path, OWN[name].source)
+    report = explain.probe(names["loss_fn"], *names["inputs"](), seconds=60)
+    assert {finding.source for finding in report.findings} <= set(OWN[name].lines), report
+    assert report.ok is not bool(OWN[name].lines), report
     for finding in report.findings:
-        loss = loss_fn(*finding.inputs)
+        loss = names["loss_fn"](*finding.inputs)
         leaves = [each for each in finding.inputs if each.requires_grad]
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         assert not all(bool(each.isfinite().all()) for each in (loss, *gradients) if each is not None)
-        names = {"loss_fn": loss_fn}
         exec(finding.test, names)
         with pytest.raises(AssertionError):
             names["test_loss_fn_is_finite"]()
@@ -71,51 +55,63 @@ def test_the_factor_is_the_least_of_two_digits_and_the_remedy_is_tried_there():
     assert "if logits is 52 times as large: the loss and the gradient of logits would not be finite" in str(finding)
 
 
-def test_one_row_and_one_element_are_enough():
-    (finding,) = explain.probe(lambda x: x.norm(dim=1).log().mean(), torch.randn(5, 3, requires_grad=True)).findings
-    assert finding.distance == "row 0 of x is 0 everywhere"
-    (finding,) = explain.probe(lambda p: p.log().mean(), torch.rand(2, 3, requires_grad=True)).findings
-    assert finding.distance == "the element [0, 0] of p is 0"
+def wants(*rows):
+    return torch.tensor(rows, requires_grad=True)
 
 
-def test_a_row_without_a_target():
-    def loss_fn(x, mask):
-        return ((x * mask).sum(1) / mask.sum(1)).mean()
+NEAREST = {
+    "row 0 of x is 0 everywhere": (
+        lambda x: x.norm(dim=1).log().mean() if x.any() else x.sum(), wants([1.0, -2], [3, -1]),
+    ),
+    "the element [0, 0] of p is 0": (lambda p: p.log().mean(), wants([0.5, 0.3], [0.4, 0.9])),
+    "row 0 of mask is False everywhere": (
+        lambda x, mask: ((x * mask).sum(1) / mask.sum(1)).mean(), wants([1.0, -2], [3, -1]), torch.ones(2, 2).bool(),
+    ),
+    "a is the opposite of b": (
+        lambda a, b: (a.reshape(2, 2, 2) + b).square().sum(-1).sqrt().mean(),
+        wants([1.0, -2], [3, -1], [2, 2.5], [-1, 4]), wants([0.3, 1.7], [1.1, -2.3]),
+    ),
+    "the inputs are those of the example": (lambda x: x.sqrt().sum(), wants(1.0, 0.0)),
+}  # fmt: skip
 
-    mask = torch.tensor([[True, False], [True, True]])
-    (finding,) = explain.probe(loss_fn, torch.randn(2, 2, requires_grad=True), mask).findings
-    assert (
-        finding.distance == "row 0 of mask is False everywhere"
-        or finding.distance == "the element [0, 0] of mask is False"
-    )
+
+@pytest.mark.parametrize("distance", NEAREST)
+def test_the_nearest_input_is_said_in_words(distance):
+    (finding,) = explain.probe(*NEAREST[distance]).findings
+    assert finding.distance == distance
 
 
-@pytest.mark.parametrize("loss_fn", [lambda x: (1 - x**2).sqrt().mean(), lambda x: (x + 40).log().mean()])
-def test_an_input_far_from_the_example_is_not_blamed_if_float64_fails_there_too(loss_fn):
-    assert explain.probe(loss_fn, torch.tensor([0.3, -0.5, 0.9], requires_grad=True)).ok
+@pytest.mark.parametrize(
+    ("loss_fn", "x"),
+    [(lambda x: (1 - x**2).sqrt().mean(), wants(0.3, -0.5, 0.9)), (lambda x: (x + 100).log().mean(), wants(3.0, -5.0))],
+)
+def test_an_input_far_from_the_example_is_not_blamed_if_float64_fails_there_too(loss_fn, x):
+    assert explain.probe(loss_fn, x).ok
+
+
+def test_a_gradient_leads_where_no_special_input_does():
+    report = explain.probe(lambda x: torch.log(x[0] + 2 * x[1] - 3 * x[2] + 4).abs(), wants(1.5, -0.75, 0.0))
+    assert [finding.function for finding in report.findings] == ["log"]
 
 
 def test_a_batch_of_one_row_is_a_note():
     def loss_fn(advantage):
         return ((advantage - advantage.mean()) / (advantage.std() + 1e-8)).abs().mean()
 
-    report = explain.probe(loss_fn, torch.tensor([[1.0], [-2.0], [0.5]], requires_grad=True))
+    report = explain.probe(loss_fn, wants([1.0], [-2.0], [0.5]))
     assert report.ok and ["a batch of one row is not finite" in note for note in report.notes] == [True]
 
 
-def test_calls_that_were_searched_are_listed_as_searched():
-    report = explain.probe(lambda x: (2 + x.tanh()).log().mean(), torch.randn(4, requires_grad=True))
-    assert report.ok and [edge.function for edge in report.searched] == ["log"]
-    assert "searched without success, which does not prove that they are safe" in str(report)
-
-
-def test_a_number_may_keep_a_call_from_its_edge():
+def test_calls_that_were_searched_are_listed_unless_a_number_keeps_them_from_their_edge():
     def loss_fn(x):
         y = x.square() + 1
-        return (y / 2 + y**3 + 1 / y + 2.0**x + y**0.5).mean()
+        z = y / 2 + y**3
+        return (z + 1 / y + 2.0**x + y**0.5).mean()
 
-    report = explain.probe(loss_fn, torch.tensor([1.0, -1.0], requires_grad=True))
-    assert report.ok and [edge.function for edge in report.searched] == ["div", "pow"]
+    report = explain.probe(loss_fn, wants(1.0, -1.0))
+    found = {(edge.function, edge.source.partition(" ")[0]) for edge in report.searched}
+    assert report.ok and found == {("div", "return"), ("pow", "return")}
+    assert "searched without success, which does not prove that they are safe" in str(report)
 
 
 def test_an_input_keeps_its_kind():
@@ -128,11 +124,10 @@ def test_an_input_keeps_its_kind():
         "log-distributions": torch.randn(3, 4).log_softmax(1),
         "directions": F.normalize(torch.randn(3, 4), dim=1),
         "fractions": torch.rand(4),
-        "positives": torch.rand(4) + 0.5,
-        "numbers": torch.randn(4),
+        "positives": torch.tensor([1.25, 0.5, 0.75]),
+        "numbers": torch.tensor([-1.0, 0.3, 2.5]),
         "fixed": torch.randn(4, dtype=torch.complex64),
     }
-    kinds["positives"][0], kinds["numbers"][0] = 1.25, -1.0
     assert [kind_of(example) for example in kinds.values()] == list(kinds)
     for kind, example in kinds.items():
         for candidate in candidates(Case((example,)), [Input("x", example, kind, False)], []):
@@ -213,17 +208,21 @@ def test_parameters_are_found_by_name_and_their_values_are_in_the_finding():
     assert not model(*finding.inputs).isfinite()
 
 
-def test_two_models_may_have_the_same_names():
+def test_two_models_and_an_input_may_have_the_same_names():
     one, other = nn.Linear(2, 1), nn.Linear(2, 1)
-    (finding,) = explain.probe(lambda x: (one(x) + other(x)).sigmoid().log().mean(), torch.randn(3, 2)).findings
-    assert len(finding.gradients) == 4 and {"weight", "bias"} < set(finding.gradients)
+    weight = torch.randn(3, 2, requires_grad=True)
+    (finding,) = explain.probe(lambda weight: (one(weight) + other(weight)).sigmoid().log().mean(), weight).findings
+    assert len(finding.gradients) == 5 and {"weight", "bias"} < set(finding.gradients)
 
 
 def test_the_same_seed_gives_the_same_findings():
     def loss_fn(x):
         return F.dropout(x, 0.5).exp().sum().log()
 
-    reports = [explain.probe(loss_fn, torch.tensor([1.0, -2.0, 3.0], requires_grad=True), seed=7) for _ in range(2)]
+    reports = []
+    for _ in range(2):
+        torch.rand(1)  # the state of the random numbers outside of the search does not matter
+        reports.append(explain.probe(loss_fn, wants(1.0, -2.0, 3.0), seed=7))
     assert not reports[0].ok and str(reports[0]) == str(reports[1])
     assert "torch.manual_seed(7)" in reports[0].findings[0].test
 
@@ -235,39 +234,32 @@ def test_errors_of_the_loss_are_the_users_on_the_example_and_a_refusal_elsewhere
         return p.log().mean()
 
     assert explain.probe(careful, torch.rand(4, requires_grad=True)).ok
-    with pytest.raises(ValueError, match="not a probability"):
-        explain.probe(careful, torch.zeros(4, requires_grad=True))
-    with pytest.raises(TypeError, match="needs the loss as a tensor of floats"):
-        explain.probe(lambda x: 1.0, torch.rand(4))
-    with pytest.raises(ValueError, match="nothing to differentiate"):
-        explain.probe(lambda x: x.double().mean(), torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="seconds=0 is not positive"):
-        explain.probe(careful, torch.rand(4), seconds=0)
+    for error, words, loss_fn, x, options in (
+        (ValueError, "not a probability", careful, torch.zeros(4, requires_grad=True), {}),
+        (TypeError, "needs the loss as a tensor of floats", lambda x: 1.0, torch.rand(4), {}),
+        (ValueError, "nothing to differentiate", lambda x: x.double().mean(), torch.tensor([1, 2]), {}),
+        (ValueError, "seconds=0 is not positive", careful, torch.rand(4), {"seconds": 0}),
+    ):
+        with pytest.raises(error, match=words):
+            explain.probe(loss_fn, x, **options)
 
 
-def test_an_example_that_fails_is_a_finding():
-    (finding,) = explain.probe(lambda x: x.sqrt().sum(), torch.tensor([1.0, 0.0], requires_grad=True)).findings
-    assert (finding.function, finding.distance) == ("sqrt", "the inputs are those of the example")
-
-
-def test_the_search_says_that_its_time_was_up():
-    report = explain.probe(softmax_log, torch.randn(2, 3, requires_grad=True), torch.eye(3)[:2], seconds=1e-6)
-    assert report.notes == [
-        "the search was stopped after 1e-06 seconds, and some inputs were not tried: pass a larger `seconds`"
-    ]
-
-
-def test_what_was_found_when_the_time_is_up_is_kept_with_the_input_that_it_was_found_on(monkeypatch):
+@pytest.mark.parametrize(("seconds", "distances"), [(4.5, ["all of p is 0"]), (0.5, [])])
+def test_what_was_found_when_the_time_is_up_is_kept_with_the_input_that_it_was_found_on(
+    monkeypatch, seconds, distances
+):
     now = [0.0]
-    for module in (probing, running):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def takes_a_second(p):
         now[0] += 1
         return p.log().mean()
 
-    report = explain.probe(takes_a_second, torch.rand(8, requires_grad=True), seconds=4.5)
-    assert [finding.distance for finding in report.findings] == ["all of p is 0"] and len(report.notes) == 1
+    report = explain.probe(takes_a_second, torch.rand(8, requires_grad=True), seconds=seconds)
+    assert [finding.distance for finding in report.findings] == distances
+    assert report.notes == [
+        f"the search was stopped after {seconds:g} seconds, and some inputs were not tried: pass a larger `seconds`"
+    ]
 
 
 @pytest.mark.parametrize("returned", ["dict", "tuple", "rows"])
@@ -279,14 +271,6 @@ def test_the_loss_is_read_from_what_a_function_returns(returned):
     (finding,) = explain.probe(loss_fn, {"a": torch.rand(3, requires_grad=True)}, [2.0]).findings
     assert finding.distance == "the element [0] of x['a'] is 0"
     assert finding.test == ""  # the gradient of an input in a dict has no name to assert something of
-
-
-def test_a_gradient_leads_where_no_special_input_does():
-    def loss_fn(x):
-        return torch.log(x[0] + 2 * x[1] - 0.5 * x[2] + 4).abs()
-
-    report = explain.probe(loss_fn, torch.tensor([1.5, -0.5, 1.0], requires_grad=True))
-    assert [finding.function for finding in report.findings] == ["log"]
 
 
 SCRIPT = """
@@ -306,28 +290,22 @@ print("trained")
 """
 
 
-def ran(*arguments, folder):
-    path = {"PYTHONPATH": str(Path(explain.__init__.__code__.co_filename).parents[2])}
-    command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env={**os.environ, **path})
-
-
-def test_the_command_searches_the_first_step_of_a_script(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = ran("zero_or_nan.explain", "--probe", "train.py", folder=tmp_path)
-    assert done.returncode == 1 and "trained" not in done.stdout, done.stderr
-    assert "step: one line can fail" in done.stdout and "train.py:5" in done.stdout
-    (tmp_path / "train.py").write_text(SCRIPT.replace("eps=0.0", "eps=1e-6"))
-    done = ran("zero_or_nan.explain", "--probe", "train.py", folder=tmp_path)
-    assert (done.returncode, done.stdout.partition(" (")[0]) == (0, "step: nothing was found")
-
-
-def test_the_command_says_that_no_function_returned_the_loss(tmp_path):
-    (tmp_path / "train.py").write_text("import torch\ntorch.ones(2, requires_grad=True).sum().backward()\n")
-    done = ran("zero_or_nan.explain", "--probe", "train.py", folder=tmp_path)
-    assert done.returncode == 1 and "write the loss as a function" in done.stderr
-    (tmp_path / "train.py").write_text("print(1)\n")
-    assert "ran no backward pass" in ran("zero_or_nan.explain", "--probe", "train.py", folder=tmp_path).stderr
+@pytest.mark.parametrize(
+    ("source", "status", "said"),
+    [
+        (SCRIPT, 1, ["step: one line can fail", "train.py:5"]),
+        (SCRIPT.replace("eps=0.0", "eps=1e-6"), 0, ["step: nothing was found"]),
+        ("import torch\ntorch.ones(2, requires_grad=True).sum().backward()", 1, ["write the loss as a function"]),
+        ("print(1)", 1, ["ran no backward pass"]),
+    ],
+)
+def test_the_command_searches_the_first_step_of_a_script(source, status, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").write_text(source)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["--probe", str(tmp_path / "train.py")]) == status
+    printed = "".join(capsys.readouterr())
+    assert all(words in printed for words in said) and "loss_fn:" not in printed and "trained" not in printed
 
 
 MARKED = """
@@ -350,14 +328,12 @@ def test_plain():
 """
 
 
-def test_a_marked_test_fails_if_its_loss_can(tmp_path):
+def test_a_marked_test_fails_if_its_loss_can_and_the_plugin_imports_pytest_only(tmp_path):
     (tmp_path / "test_losses.py").write_text(MARKED)
-    done = ran("pytest", "--strict-markers", "test_losses.py", folder=tmp_path)
+    only = "import sys\nassert 'zero_or_nan_pytest' in sys.modules and not {'torch', 'zero_or_nan'} & {*sys.modules}"
+    (tmp_path / "conftest.py").write_text(only)
+    path = {"PYTHONPATH": str(Path(explain.__init__.__code__.co_filename).parents[2])}
+    command = [sys.executable, "-m", "pytest", "--strict-markers", "test_losses.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **path})
     assert "2 failed, 2 passed" in done.stdout, done.stdout
     assert "if the element [0] of p is 0" in done.stdout and "return loss_fn, x, y" in done.stdout
-
-
-def test_the_plugin_imports_pytest_only(tmp_path):
-    code = "import sys, zero_or_nan_pytest; assert 'torch' not in sys.modules and 'zero_or_nan' not in sys.modules"
-    (tmp_path / "only.py").write_text(code)
-    assert ran("only", folder=tmp_path).returncode == 0

@@ -1,16 +1,13 @@
 """A compiled region is explained like the same code uncompiled: the line inside, the function, the kind, the remedy."""
 
 import functools
-import gc
 import shutil
 import sys
-import weakref
-from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
-from origins import failure, report_of, same
+from origins import failure, report_of
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
@@ -52,11 +49,11 @@ def of(function, use=lambda f: f(at_0())):
     return make
 
 
-def of_model(build, use=lambda model, x: model(x), bad=None, **options):
+def of_model(build, use=lambda model, x: model(x), bad=None):
     """A program that compiles a model, and uses it on four rows; the second may be bad."""
 
     def make(compiled):
-        model, x = compiled(build(), **options), torch.randn(4, 3)
+        model, x = compiled(build()), torch.randn(4, 3)
         if bad is not None:
             x[1] = bad
         return lambda: use(model, x).square().mean().backward()
@@ -73,13 +70,6 @@ class SafeLog(nn.Module):
 class Log(nn.Module):
     def forward(self, x):
         return x.log()
-
-
-class BreaksInside(nn.Module):
-    def forward(self, x):
-        y = x.log()
-        print(end="")
-        return y * 2
 
 
 class Average(nn.Module):
@@ -139,11 +129,6 @@ def a_checkpoint_inside(compiled):
     return lambda: loss(x).backward()
 
 
-def by_grad(compiled):
-    root, x = compiled(lambda x: (x * 2).sqrt()), at_0()
-    return lambda: torch.autograd.grad(root(x).sum(), x)
-
-
 def twice_through_a_graph(compiled):
     root = compiled(lambda x: (x * 2).sqrt().sum())
 
@@ -182,33 +167,28 @@ def one_region_in_a_loop(log):
 PROGRAMS = {
     "selected inside": of(lambda x: torch.where(x > 0, torch.log(x), 0.0).sum()),
     "in backward": of(lambda x: (x * 2).sqrt().sum()),
-    "in forward": of(lambda x: (x / x) * 3),
-    "two in forward": of(lambda x: (x / x).sum() + x.log().sum()),
+    "in forward": of(lambda x: (x / x).sum() + x.log().sum()),
     "one of each phase": of(lambda x: (x.sqrt() + torch.where(x > 0, x.log(), 0.0)).sum()),
     "selected outside": of(lambda x: x.log() * 2, selected_outside),
     "born before": of(lambda x: torch.where(x > 0, x * 2, 0.0).sum(), lambda loss: loss(at_0().log() + 0.5)),
-    "born after": of(lambda x: x.square() * 3, lambda square: square(at_0()).sqrt()),
     "an input that is written": of(lambda x: x.mul_(2).sqrt().sum(), lambda loss: loss(at_0() * 1)),
     "a buffer that is written": lambda compiled: of(Average())(compiled),
     "one region in a loop": of(lambda x: torch.where(x > 0, x.log(), 0.0) * 2, one_region_in_a_loop),
     "graph breaks": of(with_breaks),
     "a bad weight": of_model(with_a_bad_weight),
-    "bad data": of_model(lambda: Net(nn.Identity()), bad=torch.tensor([1.0, nan, 1.0])),
     "a bad row that is dropped": of_model(
         lambda: nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.LayerNorm(3), nn.Linear(3, 1)),
         lambda model, x: model(x)[[0, 2, 3]], bad=inf,
     ),
-    "in a module": of_model(lambda: Net(SafeLog()), fullgraph=True),
-    "a break in a module": of_model(lambda: Net(BreaksInside())),
-    "dropout": of_model(lambda: nn.Sequential(nn.Linear(3, 9), nn.Dropout(), SafeLog())),
-    "amp": of_model(lambda: nn.Sequential(nn.Linear(3, 3), SafeLog()), in_bfloat16),
+    "in a module": of_model(lambda: Net(SafeLog())),
     "a checkpoint around": of_model(
         lambda: nn.Sequential(nn.Linear(3, 3), SafeLog()),
         lambda model, x: checkpoint(model, x, use_reentrant=False),
     ),
+    "dropout": of_model(lambda: nn.Sequential(nn.Linear(3, 9), nn.Dropout(), SafeLog())),
+    "amp": of_model(lambda: nn.Sequential(nn.Linear(3, 3), SafeLog()), in_bfloat16),
     "a chain of regions": a_chain_of_regions,
     "a checkpoint inside": a_checkpoint_inside,
-    "by grad": by_grad,
     "twice through a graph": twice_through_a_graph,
     "backward inside": backward_inside,
     "clean": of_model(lambda: Net(nn.Identity())),
@@ -235,17 +215,15 @@ def told(report):
     ]
 
 
-def plain(function, **options):
+def plain(function):
     return function
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_uncompiled(name):
-    expected = reported(name, plain)
-    for _ in ("cold", "warm"):
-        report = reported(name)
-        assert sorted(told(report), key=str) == sorted(told(expected), key=str)
-        assert {RAN_AGAIN, DREW_AGAIN}.issuperset(report.notes)
+    expected, report = reported(name, plain), reported(name)
+    assert sorted(told(report), key=str) == sorted(told(expected), key=str)
+    assert {RAN_AGAIN, DREW_AGAIN}.issuperset(report.notes)
     assert expected.ok == (name == "clean")
 
 
@@ -253,9 +231,8 @@ def test_as_uncompiled(name):
 @pytest.mark.filterwarnings("ignore")  # of inductor's own imports
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler of C++")
 def test_inductor():
-    for name in ("in backward", "in forward", "bad data", "one of each phase"):
-        kept = [each[:8] for each in told(reported(name, torch.compile))]
-        assert kept == [each[:8] for each in told(reported(name, plain))]
+    kept = [each[:8] for each in told(reported("one of each phase", torch.compile))]
+    assert kept == [each[:8] for each in told(reported("one of each phase", plain))]
     report = reported("selected inside", torch.compile)
     (origin,) = report  # inductor does not show what zeros mean: the kind is that of the uncompiled code
     assert (origin.kind, origin.operator, origin.fixed) == ("contaminated", "log", False)
@@ -304,7 +281,6 @@ def spoils(phase):
 @pytest.mark.parametrize(
     ("phase", "function", "note"),
     [
-        ("forward", lambda x: x * x * x, ALONE),
         ("backward", lambda x: x * x * x, ALONE),
         ("backward", lambda x: F.dropout(x * x), NOT_REPEATED),
     ],
@@ -337,48 +313,6 @@ def test_a_region_that_cannot_run_again(name, monkeypatch):
         monkeypatch.setattr(REGIONS, "graph_of", lambda compiled: None)
     report = reported(name)
     assert [each.operator for each in report] == [COMPILED] and report.notes == [NOT_INSIDE]
-
-
-def test_bits_stay_the_same():
-    """Results, gradients, buffers, random numbers, and how often the user's code runs: also if a region runs again."""
-    calls = []
-
-    def train(is_watched):
-        torch.compiler.reset()
-        torch.manual_seed(0)
-        calls.clear()
-        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(), SafeLog(), nn.Linear(3, 1))
-
-        def forward(x):
-            y = model(x)
-            torch._dynamo.graph_break()
-            calls.append(len(calls))
-            return y * 2
-
-        run = torch.compile(forward, backend="aot_eager")
-        found = []
-        for _ in range(3):
-            x = torch.randn(5, 3, requires_grad=True)
-            with explain() if is_watched else nullcontext() as report:
-                run(x).mean().backward()
-            assert not is_watched or not report.ok
-            found += [x.grad, *(p.grad.clone() for p in model.parameters()), *(b.clone() for b in model.buffers())]
-        return [*found, torch.get_rng_state(), torch.tensor(calls), torch.rand(3)]
-
-    assert same(train(True), train(False))
-
-
-def test_arguments_are_freed_with_the_graph():
-    root = torch.compile(lambda x: (x * 2).sqrt(), backend="aot_eager")
-    leaf = at_0()
-    with explain():
-        x = leaf * 1
-        known = weakref.ref(x)
-        loss = root(x).sum()
-        loss.backward()
-        del x, loss
-        gc.collect()
-        assert known() is None
 
 
 class CompiledByHand(torch.autograd.Function):

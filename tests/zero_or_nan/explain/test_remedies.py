@@ -9,7 +9,6 @@ import ast
 import functools
 import inspect
 import itertools
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from torch import nn
 
 from zero_or_nan import ignoring
 from zero_or_nan.explain.report.remedies import (
-    _HALF,
     _IGNORE,
     _IGNORE_AND,
     _IGNORE_GRAD,
@@ -37,7 +35,7 @@ from zero_or_nan.functions.numerics import NUMERICS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 
-KINDS = [*REMEDIES, *(("contaminated", operator) for operator in [*NUMERICS, "something else"])]
+KINDS = [*REMEDIES, *itertools.product(["contaminated", "undefined"], [*NUMERICS, "something else"])]
 nan, inf = torch.nan, torch.inf
 
 
@@ -57,7 +55,8 @@ def anchors(page):
 def test_every_remedy_fits_a_notebook_and_leads_to_a_section_that_is_there():
     for (kind, operator), dtype, fixed in itertools.product(KINDS, ["float32", "float16"], (True, False)):
         code, address = remedy(kind, operator, dtype, fixed)
-        assert all(len(line) <= 78 for line in code.splitlines()), code
+        is_rewrite = code.startswith("# the numbers of this call")
+        assert is_rewrite or all(len(line) <= 78 for line in code.splitlines()), code
         page, _, anchor = address.removeprefix(PAGES).partition(".html#")
         assert anchor in anchors(page), (kind, operator)
 
@@ -109,7 +108,6 @@ def by_rows(x, allowed):
     return powers / (powers.sum(-1, keepdim=True) + (powers.sum(-1, keepdim=True) == 0))
 
 
-ROWS = [[0.0, 0.0], [3.0, 4.0]]
 ALLOWED = torch.tensor([[True, True], [False, False]])
 
 TRIALS: dict[str, Callable[[], Trial]] = {
@@ -117,8 +115,10 @@ TRIALS: dict[str, Callable[[], Trial]] = {
         "contaminated log", leaf(0.0, 4.0), None, "y", lambda x: masked(torch.log, x, x > 0), f=torch.log,
         used=torch.tensor([False, True]),
     ),
-    "norm of 0": of(
-        "undefined norm", leaf([0.0] * 3, [0.0] * 3), None, "y", lambda x: ((x * x).sum(-1) + 1e-12) ** 0.5
+    "penalty on a gradient whose norm is 0": of(
+        "undefined norm", leaf([0.0] * 3, [0.0] * 3),
+        lambda x: torch.autograd.grad(x.norm(dim=-1).sum(), x, create_graph=True)[0], "y",
+        lambda x: ((x * x).sum(-1) + 1e-12) ** 0.5,
     ),
     "something without a derivative": of(
         "undefined special_entr", leaf(0.0, 4.0), lambda x: torch.special.entr(x), "y",
@@ -135,18 +135,6 @@ TRIALS: dict[str, Callable[[], Trial]] = {
         "undefined mean", leaf(1.0, 2.0), lambda x: x[x > 5].mean(), "loss", lambda x: 0 * x.sum(),
         keep=torch.tensor([False, False]),
     ),
-    "mean of no targets": of(
-        "undefined cross_entropy", leaf([0.0] * 3, [0.0] * 3),
-        lambda logits: F.cross_entropy(logits, torch.tensor([-100, -100])), "loss", lambda x: 0 * x.sum(),
-        target=torch.tensor([-100, -100]),
-    ),
-    "spread of one element": of("undefined std", leaf(3.0), lambda x: x.std(), "y", lambda x: 0 * x.sum()),
-    "variance of one element": of("undefined var", leaf(3.0), lambda x: x.var(), "y", lambda x: 0 * x.sum()),
-    "row of nothing": of(
-        "undefined softmax", leaf([0.5, -1.0], [1.0, 2.0]),
-        lambda scores: scores.masked_fill(~ALLOWED, -inf).softmax(-1).square(), "weights",
-        lambda x: by_rows(x, ALLOWED), allowed=ALLOWED,
-    ),
     "determinant of a singular matrix": of(
         "undefined logdet", leaf([1.0, 1.0], [1.0, 1.0]), lambda a: a.logdet(), "y",
         lambda a: ((a[0, 0] + 1e-3) * (a[1, 1] + 1e-3) - a[0, 1] * a[1, 0]).log(),
@@ -156,9 +144,6 @@ TRIALS: dict[str, Callable[[], Trial]] = {
         "undefined linalg_svd", leaf([1.0, 0.0], [0.0, 1.0]), lambda x: torch.linalg.svd(x)[0], "s",
         lambda x: x.diagonal(),
     ),
-    "equal singular values by the older name": of(
-        "undefined svd", leaf([1.0, 0.0], [0.0, 1.0]), lambda x: torch.svd(x)[0], "s", lambda x: x.diagonal()
-    ),
     "equal eigenvalues": of(
         "undefined linalg_eigh", leaf([1.0, 0.0], [0.0, 1.0]), lambda x: torch.linalg.eigh(x)[1], "s",
         lambda x: x.diagonal(),
@@ -166,9 +151,6 @@ TRIALS: dict[str, Callable[[], Trial]] = {
     "something too large": of(
         "overflow cosh", leaf(100.0), lambda x: x.cosh().log(), "y", lambda x: x - torch.tensor(2.0).double().log(),
         f=lambda x: x.cosh().log(),
-    ),
-    "product of large numbers": of(
-        "overflow mul", leaf(1e20), lambda x: (x * x).log(), "y", lambda x: 2 * x.log(), f=lambda x: (x * x).log()
     ),
     "logarithm of a sum of exponentials": of(
         "overflow exp", leaf(100.0, 99.0), lambda x: x.exp().sum().log(), "y", lambda x: x.exp().sum().log(), only=0
@@ -247,38 +229,6 @@ def sample_of_padding():
 
 
 @trial
-def target_longer_than_its_input():
-    torch.manual_seed(0)
-    x = torch.randn(4, 2, 5, requires_grad=True)
-    targets, lengths = torch.tensor([[1, 1, 1, 2], [1, 2, 3, 4]]), torch.tensor([4, 4])
-    names = {"log_p": x.log_softmax(-1), "targets": targets, "lengths": lengths, "target_lengths": lengths}
-
-    def program():
-        F.ctc_loss(x.log_softmax(-1), targets, lengths, lengths).backward()
-
-    def reference(x):  # the second target has as many letters as its input has steps: there is one alignment
-        log_p = x[:, 1] - x[:, 1].exp().sum(-1, keepdim=True).log()
-        return -log_p[torch.arange(4), targets[1]].sum() / 4 / 2
-
-    return Trial("undefined ctc_loss", x, program, "loss", reference, names=names)
-
-
-@trial
-def divergence_from_a_target_that_underflows():
-    x, log_q = leaf(0.0, -200.0), torch.tensor([0.3, 0.7]).log()
-
-    def program():
-        F.kl_div(log_q, x.softmax(-1), reduction="sum").backward()
-
-    def reference(x):
-        p = 1 / (1 + (x[1] - x[0]).exp())
-        return p * (p.log() - log_q[0].double()) + (1 - p) * 0 + (x[1] - x[0]).exp() * (x[1] - x[0] - log_q[1].double())
-
-    names = {"log_q": log_q, "log_p": x.log_softmax(-1)}
-    return Trial("overflow kl_div", x, program, "loss", reference, names=names)
-
-
-@trial
 def direction_of_zero():
     layer, x = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), torch.tensor([[1.0, 2.0]])
     normed = layer.parametrizations.weight
@@ -328,43 +278,19 @@ def step_that_is_too_large():
     return Trial("overflow add", x, program, None, lambda x: weight.detach().double() * x, names=names, before=clipped)
 
 
-def bad_rows(origin, x, w, per_row, reference):
-    """Data with a NaN, of which the statements leave the bad rows out."""
-    names = {"x": x}
-
-    def program():
-        names["per_row"] = per_row(names["x"], w)
-        names["per_row"].mean().backward(retain_graph=True)
-
-    return Trial(origin, w, program, "loss", reference, names=names)
-
-
-def data(values):
-    """A tensor that no function of PyTorch has made."""
-    return torch.from_numpy(torch.tensor(values).numpy())
-
-
-@trial
-def row_with_a_nan():
-    return bad_rows(
-        "bad input matmul", torch.tensor([[1.0, nan], [1.0, 2.0]]), torch.ones(2, 1, requires_grad=True),
-        lambda x, w: (x @ w).square().sum(-1), lambda w: (w[0] + 2 * w[1]) ** 2,
-    )  # fmt: skip
-
-
 @trial
 def image_with_a_nan():
-    images = data([1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, nan]).view(2, 1, 2, 2)
-    return bad_rows(
-        "bad input conv2d", images, torch.ones(1, 1, 2, 2, requires_grad=True),
-        lambda x, w: F.conv2d(x, w).flatten(), lambda w: w[0, 0, 0, 0] + 2 * w.flatten()[1:].sum(),
-    )  # fmt: skip
+    """The statements leave the bad rows out."""
+    w = torch.ones(1, 1, 2, 2, requires_grad=True)
+    values = torch.tensor([1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, nan])
+    names = {"x": torch.from_numpy(values.numpy()).view(2, 1, 2, 2)}  # no function of PyTorch has made it
 
+    def program():
+        names["per_row"] = F.conv2d(names["x"], w).flatten()
+        names["per_row"].mean().backward(retain_graph=True)
 
-@trial
-def target_with_a_nan():
-    return bad_rows(
-        "bad input sub", data([nan, 1.0]), leaf(1.0, 3.0), lambda x, w: (w - x).square(), lambda w: (w[1] - 1) ** 2
+    return Trial(
+        "bad input conv2d", w, program, "loss", lambda w: w.flatten() @ names["x"][0].flatten().double(), names=names
     )
 
 
@@ -385,31 +311,18 @@ def parameter_with_a_nan():
     return Trial("bad input linear", model.weight, program, None, lambda w: w.sum(), names=names, before=repair)
 
 
-def statistics(model, program):
-    """A batch norm whose running statistics hold a NaN, until the statements reset them."""
-    x = leaf(1.0, 2.0)
-    return Trial(
-        "bad input batch_norm", x, lambda: program(model, x), None, lambda x: x / (1 + 1e-5) ** 0.5,
-        names={"model": model},
-    )  # fmt: skip
-
-
-@trial
-def statistics_with_a_nan():
-    model = nn.Sequential(nn.BatchNorm1d(2)).eval()
-    model[0].running_var.numpy()[0] = nan
-    return statistics(model, lambda model, x: model(x[None]).sum().backward())
-
-
 @trial
 def statistics_of_a_batch_with_a_nan():
-    def program(model, x):
+    """The statements reset the running statistics of a norm."""
+    model, x = nn.Sequential(nn.BatchNorm1d(2)), leaf(1.0, 2.0)
+
+    def program():
         if model.training:
             model(torch.tensor([[nan, 1.0], [1.0, 2.0]]))
             model.eval()
         model(x[None]).sum().backward()
 
-    return statistics(nn.Sequential(nn.BatchNorm1d(2)), program)
+    return Trial("bad input batch_norm", x, program, None, lambda x: x / (1 + 1e-5) ** 0.5, names={"model": model})
 
 
 @trial
@@ -438,7 +351,9 @@ def gradient_with_a_nan():
 
 
 def advice_on(origin):
-    """The advice that stands in place of a rewrite where none could be tried."""
+    """The advice on an origin, also if a rewrite is printed in its place."""
+    if "ried on your numbers" not in origin.remedy:
+        return origin.remedy
     kind = "undefined" if origin.exact and " ends at " not in origin.exact else origin.kind
     return remedy(kind, origin.operator, origin.dtype, origin.fixed, origin.operands, origin.phase)[0]
 
@@ -452,10 +367,9 @@ def applied(name):
     if tried.program is None:
         code = remedy(kind, operator, "float32", fixed=False)[0]
     else:
-        report = report_of(tried.program)
-        assert (report.origins[0].kind, report.origins[0].operator) == (kind, operator), report
-        first = report.origins[0]
-        code = advice_on(first) if "ried on your numbers" in first.remedy else first.remedy
+        first = report_of(tried.program).origins[0]
+        assert (first.kind, first.operator) == (kind, operator), first
+        code = advice_on(first)
     if operator != "backward":
         x.grad = None
     ran = statements(code) if tried.only is None else [statements(code)[tried.only]]
@@ -488,72 +402,9 @@ def test_its_statements_give_the_gradient_of_a_reference(name):
 
 
 def test_each_statement_was_run():
-    every = [_IGNORE, _IGNORE_AND, _IGNORE_GRAD, _HALF.code, *(each.code for each in REMEDIES.values())]
+    every = [_IGNORE, _IGNORE_AND, _IGNORE_GRAD, *(each.code for each in REMEDIES.values())]
     ran = {statement for name in TRIALS for statement in applied(name)}
     assert {statement for code in every for statement in statements(code)} == ran
-
-
-SITUATIONS = {
-    "outside of the domain": [
-        lambda: leaf(-3.2, 1.0).log(), lambda: leaf(-3.2, 1.0).sqrt(), lambda: leaf(-3.2, 1.0).rsqrt(),
-        lambda: leaf(-3.2, 1.0) ** 0.5, lambda: leaf(-3.2, 1.0).log1p(), lambda: leaf(1.5, 0.0).acos(),
-        lambda: leaf(1.01, 0.0).acos(), lambda: leaf(0.5, 2.0).acosh(), lambda: leaf(1.5, 0.5).logit(),
-        lambda: leaf(-0.5, 0.5).logit(),
-    ],
-    "a derivative": [
-        lambda: torch.special.xlogy(leaf(0.0, 1.0), leaf(0.0, 1.0)), lambda: leaf(1.0, 2.0).acosh(),
-    ],
-    "slogdet": [
-        lambda: torch.diag(leaf(-1.0, 1.0)).logdet(), lambda: torch.diag(leaf(0.0, 1.0)).slogdet().logabsdet,
-    ],
-    "var": [lambda: torch.var_mean(leaf(1.0))[0]],
-    "layer_norm": [
-        lambda: F.layer_norm(leaf(1.0, 1.0), (2,), eps=0), lambda: F.normalize(leaf(0.0, 1.0).half()[:1], dim=0),
-    ],
-    "a spread of nothing": [lambda: leaf(1.0, 2.0)[:0].std()],
-    "a mean of nothing": [
-        lambda: leaf(1.0, 2.0)[:0].mean(), lambda: F.nll_loss(leaf(1.0)[None], torch.tensor([-100])),
-        lambda: F.smooth_l1_loss(leaf(1.0)[:0], torch.zeros(0)),
-    ],
-    "a mean by weights of 0": [lambda: F.cross_entropy(leaf(1.0)[None], torch.tensor([0]), torch.zeros(1))],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_the_operands_say_which_remedy_it_is(situation):
-    for program in SITUATIONS[situation]:
-        report = report_of(lambda program=program: program().sum().backward())
-        assert advice_on(report.origins[0]) == REMEDIES["undefined", situation].code, report
-
-
-def test_advice_where_no_statement_is_right_for_all():
-    advice = {situation for (_, situation), each in REMEDIES.items() if not statements(each.code)}
-    assert advice == {
-        "outside of the domain", "a mean by weights of 0", "a spread of nothing", "layer_norm", "a slope",
-        "an unreadable tensor",
-    }  # fmt: skip
-
-
-def test_clipping_does_not_help_a_slope_that_is_too_large():
-    """As the advice says: clipping multiplies inf by 0. What it says instead helps."""
-    x, y = leaf(44.2), leaf(1.0)
-
-    def program(scale):
-        x.grad = y.grad = None
-        ((x - scale).exp() ** 2 + y).backward()
-
-    (origin,) = report_of(lambda: program(0.0))
-    assert (origin.kind, origin.phase) == ("overflow", "backward")
-    assert origin.remedy == REMEDIES["overflow", "a slope"].code and "multiplies inf by 0" in origin.remedy
-    torch.nn.utils.clip_grad_norm_([x, y], 1.0)
-    assert x.grad.isnan() and y.grad == 0
-    program(20.0)
-    torch.testing.assert_close(x.grad.item(), 2 * math.exp(2 * (44.2 - 20)), rtol=1e-4, atol=0)
-
-
-def test_the_one_without_an_operator_is_for_all_others():
-    assert remedy("undefined", "atan2", "float32", None) == remedy("undefined", "", "float32", None)
-    assert remedy("undefined", "norm", "float32", None) != remedy("undefined", "", "float32", None)
 
 
 def deep(h):
@@ -562,14 +413,53 @@ def deep(h):
     return h
 
 
-@pytest.mark.parametrize(
-    ("program", "situation"),
-    [
-        (lambda: deep(leaf(1.0, 1.0)), "large numbers"),
-        (lambda: leaf(1e25, 1.0) * 1e15, "large numbers"),
-        (lambda: leaf(100.0).cosh(), ""),
+SITUATIONS = {
+    ("undefined", "outside of the domain"): [
+        lambda: leaf(-3.2, 1.0).log(), lambda: leaf(-3.2, 1.0) ** 0.5, lambda: leaf(1.01, 0.0).acos(),
+        lambda: leaf(0.5, 2.0).acosh(), lambda: leaf(-0.5, 0.5).logit(),
     ],
-)
-def test_what_was_large_before_the_line_is_said_to_have_grown(program, situation):
-    (origin,) = report_of(lambda: program().sum().backward())
-    assert origin.remedy == REMEDIES["overflow", situation].code
+    ("undefined", "a derivative"): [
+        lambda: torch.special.xlogy(leaf(0.0, 1.0), leaf(0.0, 1.0)), lambda: leaf(1.0, 2.0).acosh(),
+    ],
+    ("undefined", "slogdet"): [
+        lambda: torch.diag(leaf(-1.0, 1.0)).logdet(), lambda: torch.diag(leaf(0.0, 1.0)).slogdet().logabsdet,
+    ],
+    ("undefined", "layer_norm"): [
+        lambda: F.layer_norm(leaf(1.0, 1.0), (2,), eps=0), lambda: F.normalize(leaf(0.0, 1.0).half()[:1], dim=0),
+    ],
+    ("undefined", "a spread of nothing"): [lambda: leaf(1.0, 2.0)[:0].std()],
+    ("undefined", "a mean of nothing"): [
+        lambda: leaf(1.0, 2.0)[:0].mean(), lambda: F.nll_loss(leaf(1.0)[None], torch.tensor([-100])),
+        lambda: F.smooth_l1_loss(leaf(1.0)[:0], torch.zeros(0)),
+    ],
+    ("undefined", "a mean by weights of 0"): [
+        lambda: F.cross_entropy(leaf(1.0)[None], torch.tensor([0]), torch.zeros(1)),
+    ],
+    ("overflow", ""): [lambda: leaf(100.0).cosh()],
+    ("overflow", "large numbers"): [lambda: deep(leaf(1.0, 1.0)), lambda: leaf(1e25, 1.0) * 1e15],
+    ("overflow", "a slope"): [lambda: leaf(44.2).exp() ** 2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_the_operands_say_which_remedy_it_is(situation):
+    for program in SITUATIONS[situation]:
+        report = report_of(lambda program=program: program().sum().backward())
+        assert advice_on(report.origins[0]) == REMEDIES[situation].code, report
+
+
+def test_advice_in_place_of_a_rewrite_that_could_not_be_tried():
+    code, address = remedy("undefined", "softmax", "float32", None)
+    assert code.startswith("# the numbers of this call are not known any more") and "attention" in address
+    assert "y = x.masked_fill(" in code
+    code, _ = remedy("undefined", "sqrt", "float32", None, refused=["wrong(x)"])
+    assert "gives other ones:\n#   wrong(x)" in code
+
+
+def test_clipping_does_not_help_a_slope_that_is_too_large():
+    """As the advice says: clipping multiplies inf by 0."""
+    x, y = leaf(44.2), leaf(1.0)
+    (x.exp() ** 2 + y).backward()
+    assert "multiplies inf by 0" in REMEDIES["overflow", "a slope"].code
+    torch.nn.utils.clip_grad_norm_([x, y], 1.0)
+    assert x.grad.isnan() and y.grad == 0

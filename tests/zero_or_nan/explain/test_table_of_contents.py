@@ -24,13 +24,3 @@ def test_each_file_imports_only_from_files_that_are_named_after_it():
     assert set(order) == set(files)
     arrows = [(name, other) for name in order for other in imported(files[name])]
     assert [(name, other) for name, other in arrows if order.index(other) <= order.index(name)] == []
-
-
-def test_the_folders_do_not_import_each_other_in_a_circle():
-    folders = {path.parent for path in FOLDER.glob("*/__init__.py")}
-    of = {path.stem: path.parent for path in FOLDER.rglob("[!_]*.py")}
-    arrows = {(folder, of[other]) for folder in folders for path in folder.glob("*.py") for other in imported(path)}
-    order = ["probe", "training", "watch", "report", "births", "program"]
-    assert {folder.name for folder in folders} == set(order)
-    back = [(a.name, b.name) for a, b in arrows if b in folders and order.index(a.name) > order.index(b.name)]
-    assert back == []

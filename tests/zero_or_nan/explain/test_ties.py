@@ -7,34 +7,23 @@ from origins import report_of
 from tensors import leaf
 
 ZEROS = torch.zeros(2)
-
-IGNORES = {
-    "relu": F.relu,
-    "relu6": F.relu6,
-    "hardtanh": lambda y: F.hardtanh(y, 0, 1),
-    "threshold": lambda y: F.threshold(y, 0, 0),
-    "of a view": lambda y: y[:, None].relu(),
-    "of a product": lambda y: (-2 * y / 3).relu(),
-}
-CLAMPS = {
-    "clamp": lambda y: y.clamp(0, 3),
-    "clamp_min": lambda y: y.clamp_min(0),
-    "clamp_max": lambda y: y[:1].clamp_max(0),
-}
-USES = {}
-(IGNORES if torch.__version__ >= (2, 14) else USES).update(CLAMPS)  # pytorch#191142
-CHOOSES = {
-    "max": lambda y: torch.stack([ZEROS, y]).max(0).values,
-    "sort": lambda y: torch.stack([ZEROS, y]).sort(0).values[1],
-    "topk": lambda y: torch.stack([ZEROS, y]).topk(1, 0).values,
-    "kthvalue": lambda y: torch.stack([ZEROS, y]).kthvalue(2, 0).values,
-    "max_pool1d": lambda y: F.max_pool1d(torch.stack([ZEROS, y]).T[None], 2),
-}
-SHARES = {
-    "maximum": lambda y: torch.maximum(y, ZEROS),
-    "minimum": lambda y: torch.minimum(y, ZEROS),
-    "amax": lambda y: torch.stack([ZEROS, y]).amax(0),
-    "max of all": lambda y: torch.cat([-y[:1], ZEROS]).max(),
+IGNORED = ("contaminated", 0, "by PyTorch's convention {} does not use the element, and maximum does")
+USED = ("undefined", 1, "by PyTorch's convention {} uses the element, and relu does not")
+CLAMPED = IGNORED if torch.__version__ >= (2, 14) else USED  # pytorch#191142
+ONE = (None, None, "of equal elements, {} takes one")
+SHARED = ("undefined", 0.5, "of equal elements, {} uses all by PyTorch's convention")
+TIES = {
+    "relu": (F.relu, IGNORED),
+    "hardtanh": (lambda y: F.hardtanh(y, 0, 1), IGNORED),
+    "relu of a view": (lambda y: y[:, None].relu(), IGNORED),
+    "relu of a product": (lambda y: (-2 * y / 3).relu(), IGNORED),
+    "clamp": (lambda y: y.clamp(0, 3), CLAMPED),
+    "clamp_max": (lambda y: y[:1].clamp_max(0), CLAMPED),
+    "max": (lambda y: torch.stack([ZEROS, y]).max(0).values, ONE),
+    "sort": (lambda y: torch.stack([ZEROS, y]).sort(0).values[1], ONE),
+    "max_pool2d_with_indices of rows": (lambda y: F.max_pool1d(torch.stack([ZEROS, y]).T[None], 2), ONE),
+    "maximum": (lambda y: torch.maximum(y, ZEROS), SHARED),
+    "amax": (lambda y: torch.stack([ZEROS, y]).amax(0), SHARED),
 }
 NO_TIE = {
     "below the kink": lambda y: (y - 1).relu(),
@@ -46,54 +35,25 @@ NO_TIE = {
 }
 
 
-def reported(function):
-    x = leaf(0.0, 4.0)
-    (origin,) = report_of(lambda: function(x.sqrt()).sum().backward())
-    assert origin.operator == "sqrt"
-    return origin
-
-
-def slope_at_0(function):
+@pytest.mark.parametrize("name", TIES)
+def test_the_report_states_the_convention(name):
+    function, (kind, slope, words) = TIES[name]
+    (origin,) = report_of(lambda: function(leaf(0.0, 4.0).sqrt()).sum().backward())
+    assert origin.operator == "sqrt" and kind in (None, origin.kind)
+    assert words.format(name.split()[0]) in origin.means
+    assert "the gradient that you want exists" not in str(origin)
     y = leaf(0.0, 1.0)
     function(y).sum().backward()
-    return abs(y.grad[0].item())
-
-
-@pytest.mark.parametrize("name", IGNORES)
-def test_a_slope_of_0_at_a_kink(name):
-    origin = reported(IGNORES[name])
-    assert origin.kind == "contaminated" and origin.fixed and slope_at_0(IGNORES[name]) == 0
-    assert "does not use the element, and maximum does" in origin.means
-    assert "the gradient that you want exists" not in str(origin)
-
-
-@pytest.mark.parametrize("name", USES)
-def test_a_slope_of_1_at_a_kink(name):
-    origin = reported(USES[name])
-    assert origin.kind == "undefined" and slope_at_0(USES[name]) == 1
-    assert f"by PyTorch's convention {name} uses the element, and relu does not" in origin.means
-
-
-@pytest.mark.parametrize("name", CHOOSES)
-def test_one_of_equal_elements(name):
-    origin = reported(CHOOSES[name])
-    assert "perhaps at a tie: of equal elements" in origin.means and "takes one" in origin.means
-    assert "the gradient that you want exists" not in str(origin) and slope_at_0(CHOOSES[name]) in (0, 1)
-
-
-@pytest.mark.parametrize("name", SHARES)
-def test_all_equal_elements(name):
-    origin = reported(SHARES[name])
-    assert origin.kind == "undefined" and 0 < slope_at_0(SHARES[name]) < 1
-    assert "uses all by PyTorch's convention" in origin.means
+    assert slope in (None, abs(y.grad[0].item()))
 
 
 @pytest.mark.parametrize("name", NO_TIE)
 def test_elsewhere_nothing_is_said(name):
-    assert reported(NO_TIE[name]).tie == ""
+    (origin,) = report_of(lambda: NO_TIE[name](leaf(0.0, 4.0).sqrt()).sum().backward())
+    assert origin.tie == ""
 
 
-@pytest.mark.parametrize(("root", "x"), [(torch.sqrt, 0.0), (lambda x: x**0.5, 0.0), (torch.acos, 1.0)])
+@pytest.mark.parametrize(("root", "x"), [(lambda x: x**0.5, 0.0), (torch.acos, 1.0)])
 def test_functions_that_do_not_keep_their_result(root, x):
     x = leaf(x)
     assert report_of(lambda: root(x).relu().sum().backward()).origins[0].tie.startswith("at a tie")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zero_or_nan import explain
-from zero_or_nan.explain.births import history
+from zero_or_nan.explain.births import findings
 from zero_or_nan.explain.births.call import Call
 from zero_or_nan.explain.report import trial
 
@@ -55,13 +55,11 @@ def leaf(values, dtype="torch.float32"):
 
 EXACT = {  # the numbers of x, the lines that fail, and the beginning of the line that is written
     "softmax": ([200.0, 1.0], "p = x.softmax(-1)\nloss = -torch.log(p)[1]", "loss = -F.log_softmax(x, dim=-1)[1]"),
-    "sigmoid": ([-200.0], "p = torch.sigmoid(x)\nloss = -p.log().sum()", "loss = -F.logsigmoid(x).sum()"),
     "one minus": ([30.0], "p = torch.sigmoid(x)\nloss = -torch.log(1 - p).sum()", "loss = -F.logsigmoid(-x).sum()"),
     "softplus": ([100.0], "loss = torch.log(torch.exp(2 * x) + 1).sum()", "loss = F.softplus(2 * x).sum()"),
     "softmax by hand": (
         [100.0, 99.0], "e = x.exp()\np = e / e.sum(0, keepdim=True)\nloss = p.square().sum()", "p = x.softmax(0)",
     ),
-    "exponentials": ([100.0, 99.0], "loss = x.exp().sum(0).log()", "loss = x.logsumexp(0)"),
     "a weight of 0": (
         [100.0, 1.0], "a = torch.tensor([0.0, 2.0])\nloss = (x.exp() * a).sum()", "loss = (torch.where(a == 0, 0, ",
     ),
@@ -92,8 +90,6 @@ CHOICES = {
         [[0.0, 0.0], [0.6, 0.8]],
     ),
     "entropy": (leaf([0.0, 1.0]) + "loss = (x * x.log()).sum()", "0 times a logarithm is 0", [0.0, 1.0]),
-    "logarithm": (leaf([0.0, 2.0]) + "loss = x.log().sum()", "a number below 1e-8", [0.0, 0.5]),
-    "angle": (leaf([1.0, 0.0]) + "loss = x.acos().sum()", "the slope at -1 and 1 is 0", [0.0, -1.0]),
     "quotient": (leaf([0.0, 2.0]) + "loss = (x / torch.tensor([0.0, 4.0])).sum()", "a / 0 is 0", [0.0, 0.25]),
 }  # fmt: skip
 
@@ -142,7 +138,7 @@ def test_a_number_that_was_only_rounded_is_known_to_exist(first):
     assert "a choice" not in origin.remedy
 
 
-def test_a_name_that_means_another_tensor_is_not_used(first):
+def test_an_expression_that_means_another_tensor_or_would_run_again_is_not_used(first):
     origin = first(leaf([-200.0]) + "y = x * 1\ny = torch.sigmoid(y)\ny.log().sum().backward()")
     assert origin.replaces is None
     assert origin.remedy.splitlines()[1:] == [
@@ -150,6 +146,8 @@ def test_a_name_that_means_another_tensor_is_not_used(first):
         "# x is an operand of sigmoid in line 5",
         "F.logsigmoid(x)",
     ]
+    origin = first(leaf([-200.0]) + "y = torch.sigmoid(x.mul(1))\ny.log().sum().backward()")
+    assert origin.replaces is None and "mul" not in origin.remedy, "the call would run a second time"
 
 
 def test_a_long_operand_is_written_once_unless_it_is_in_a_lambda(first):
@@ -204,14 +202,14 @@ def test_calls_that_refuse_to_run_again_get_advice(first, monkeypatch):
 
 
 def test_no_more_calls_are_kept_than_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(history, "MOST_CALLS", 5)
-    kept = history.History()
+    monkeypatch.setattr(findings, "MOST_CALLS", 5)
+    kept = findings.History()
     x = torch.ones(3, requires_grad=True)
     results = [x * number for number in range(20)]
     for result in results:
         kept.note(Call(torch.mul, "mul", None, (x, 2.0)), result, result.grad_fn)
     assert [kept.of(result) is not None for result in results] == 15 * [False] + 5 * [True]
     assert [kept.of_node(result.grad_fn) is not None for result in results] == 15 * [False] + 5 * [True]
-    monkeypatch.setattr(history, "MOST_BYTES", 3 * x.nbytes)
+    monkeypatch.setattr(findings, "MOST_BYTES", 3 * x.nbytes)
     kept.note(Call(torch.mul, "mul", None, (x, 2.0)), x * 3, None)
     assert sum(kept.of(result) is not None for result in results) == 5  # such a large operand is not kept

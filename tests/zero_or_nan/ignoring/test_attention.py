@@ -114,7 +114,7 @@ def sample(seed):
     return clean, poisoned, mask, kind == "causal", used
 
 
-@pytest.mark.parametrize("first", range(0, 96, 16))
+@pytest.mark.parametrize("first", range(0, 48, 16))
 def test_the_cpus_kernel(first):
     fixed = 0
     for seed in range(first, first + 16):
@@ -299,8 +299,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4], ids=["", "dropout"])
-@pytest.mark.parametrize("poison", [nan, 3e38])
+@pytest.mark.parametrize(("poison", "dropout"), [(nan, 0.0), (3e38, 0.4)])
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_another_devices_kernel(name, case, poison, dropout):
     packed = case.startswith("packed")
@@ -392,37 +391,6 @@ def test_another_devices_kernel(name, case, poison, dropout):
     together = ~cut_of(clean[0], clean[1], False, starts)
     assert not wants_bias or torch.equal(ours[3].mask, met & together)
     assert not all(bool(t.isfinite().all()) for t in exact[:count]) or poison == 3e38
-
-
-@pytest.mark.parametrize(("poison", "dropout"), [(nan, 0.0), (inf, 0.0), (inf, 0.4)])
-@pytest.mark.parametrize("which", ["query", "value"])
-def test_queries_that_count_in_different_columns(which, poison, dropout):
-    """A kernel mixes all columns. An undefined number reaches only what is computed from it."""
-    torch.manual_seed(0)
-    kernel = Kernel("_scaled_dot_product_efficient_attention_backward")
-    tensors = [torch.randn(2, 2, 12, 5) for _ in range(3)]
-    bias = torch.randn(2, 2, 12, 12).masked_fill(torch.rand(2, 2, 12, 12) < 0.3, -inf)
-    used = torch.ones(2, 2, 12, 5, dtype=torch.bool)
-    if which == "query":
-        tensors[0][0, :, 2] = poison
-        used[0, :, 2, 1:] = False
-    else:
-        tensors[2][0, :, 4, 1] = poison
-        used[0, :, 1:, 1] = False
-    tensors[0][0, 0, 8] = poison
-    used[:, :, 8] = False
-    grad = torch.randn(2, 2, 12, 5) * used
-    kept = kept_of(bias.shape, {"philox_seed": 5}, dropout) / (1 - dropout)
-    out = by_hand(*tensors, bias, 0.3, kept)
-    logsumexp = (tensors[0] @ tensors[1].mT * 0.3 + bias).logsumexp(-1)
-    args, rest = kernel.arguments(tensors, grad, out, logsumexp, bias, False, 5, dropout, None)
-    exact = kernel(*args, **rest)
-    ours = attention_backward(kernel, Cotangent(args[0], used), *args[1:], **rest)
-    reference = wanted(tensors, grad, used, bias, scale=0.3, kept=kept.double())
-    agree([part.value for part in ours], reference, exact)
-    number = 2 if which == "query" else 0
-    assert (ours[number].value[0, 1].isfinite() & exact[number][0, 1].isnan()).any()
-    assert reference[number][0, 1].isnan().any()
 
 
 def test_a_batch_of_which_the_loss_uses_nothing():

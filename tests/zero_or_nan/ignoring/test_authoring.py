@@ -1,11 +1,17 @@
 """What a user says of code of their own: records, rules and derivatives, and what is told of code without them."""
 
+import importlib
+from contextlib import nullcontext
+
 import pytest
 import torch
 from telling import ByOperators, Exponential, told
 from torch import Tensor
 
-from zero_or_nan import ignoring
+from zero_or_nan import functions, ignoring
+from zero_or_nan.functions import registry
+from zero_or_nan.functions.registry import NEWEST
+from zero_or_nan.ignoring import FUNCTIONS
 from zero_or_nan.ignoring.engine.masked_pass import Pass
 
 nan, inf = float("nan"), float("inf")
@@ -90,26 +96,6 @@ def test_its_backward_may_raise_as_ever():
     assert gradient_of(torch.exp).tolist()[1] == 0  # nothing is left behind
 
 
-def test_a_derivative_of_ones_own_for_a_function_whose_backward_mixes():
-    class Mixing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x.exp()
-
-        @staticmethod
-        def backward(ctx, gradient):  # adds 0 times the sum: one NaN is everywhere
-            product = gradient * ctx.saved_tensors[0].exp()
-            return product + 0 * product.sum()
-
-    @ignoring.derivative(Mixing)
-    def exp(node, cotangents):
-        return (cotangents[0] * node.saved_tensors[0].exp(),)
-
-    gradient, warned = told(lambda: gradient_of(Mixing.apply))
-    assert gradient.equal(torch.tensor([torch.tensor(1.0).exp(), 0])) and warned == []
-
-
 def clipped(library, record=True):
     """An operator whose backward calls a kernel, both made by `torch.library`."""
 
@@ -164,30 +150,6 @@ def test_with_a_rule_it_is_followed(library, record):
         assert warned == []
     else:  # the NaN may be there because the backward selects
         assert f"{library}::clip (it may select, and has no record)" in warned[0]
-
-
-def test_a_kernel_that_sums_is_merged_with_the_same_in_operators(library):
-    @torch.library.custom_op(f"{library}::product", mutates_args=())
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        return a @ b
-
-    product.register_autograd(
-        lambda ctx, g: (product(g, ctx.saved_tensors[1].T), product(ctx.saved_tensors[0].T, g)),
-        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-    )
-    ignoring.function(f"{library}::product")
-
-    @ignoring.rule(f"{library}::product")
-    def by_operators(op, a, b):
-        return ignoring.prefer_exact(op(ignoring.unwrap(a), ignoring.unwrap(b)), a @ b)
-
-    weight = torch.ones(2, 1, requires_grad=True)
-    rows = torch.tensor([[1.0, 2.0], [nan, inf]])
-    _, warned = told(lambda: ignoring.backward(product(rows, weight)[:1].sum()))
-    assert weight.grad.T.tolist() == [[1, 2]] and warned == []
-    weight.grad = None
-    ignoring.backward(product(rows, weight).sum())
-    assert weight.grad[0].isnan() and weight.grad[1] == inf
 
 
 def test_of_ones_own_the_later_record_and_rule_count_as_when_a_cell_is_run_again(library):
@@ -310,12 +272,10 @@ def test_what_is_written_past_the_operators_never_hides_a_used_nan(buffer, write
     assert x.grad[2].isnan()
 
 
-@pytest.mark.parametrize("scatter", [
-    lambda g, i: torch.zeros(4).index_add(0, i, g), lambda g, i: g.new_zeros(4).index_put((i,), g, accumulate=True),
-])  # fmt: skip
-def test_a_backward_that_puts_entries_back_says_that_it_selects(scatter):
+def test_a_backward_that_puts_entries_back_says_that_it_selects():
     places = torch.tensor([2, 0])
-    gather = followed(lambda ctx, gradient: scatter(gradient, places), lambda x: x[places], selects=True)
+    put_back = lambda ctx, gradient: torch.zeros(4).index_add(0, places, gradient)  # noqa: E731
+    gather = followed(put_back, lambda x: x[places], selects=True)
     x = torch.ones(4, requires_grad=True)
     _, warned = told(lambda: ignoring.backward(gather(x * torch.tensor([nan, nan, 3.0, nan]))[:1].sum()))
     assert x.grad.tolist() == [0, 0, 3, 0] and warned == []
@@ -356,14 +316,6 @@ def test_an_argument_without_gradient_may_stand_anywhere():
         _, warned = told(lambda last=last, x=x: ignoring.backward(Moving.apply(places, x.exp(), 3, last)[:1].sum()))
         assert x.grad.equal(torch.tensor([0, torch.tensor(1.0).exp()])) and warned == []
 
-    @ignoring.derivative(Moving)
-    def moved(node, cotangents):
-        return None, cotangents[0].flip(0), None, cotangents[0]
-
-    x = torch.tensor([100.0, 1.0], requires_grad=True)
-    _, warned = told(lambda: ignoring.backward(Moving.apply(places, x.exp(), 3, y)[:1].sum()))
-    assert x.grad.equal(torch.tensor([0, torch.tensor(1.0).exp()])) and warned == []
-
 
 def test_prefer_exact_keeps_the_layout_of_plain_pytorchs_result():
     exact = torch.tensor([[1.0, 9.0, nan, 9.0], [inf, 9.0, 4.0, 9.0]])[:, ::2]
@@ -401,3 +353,72 @@ def test_one_without_a_record_is_called_pytorchs_own():
     normalized = torch.nn.CrossMapLRN2d(2)
     _, (message,) = told(lambda: gradient_of(lambda x: normalized(x.view(2, 1, 1, 1)).flatten(), (1.0, nan)))
     assert "could not follow CrossMapLRN2d (a Function of PyTorch's own without a record)" in message
+
+
+# Names that are refused, in each release of PyTorch.
+
+REFUSED = {
+    "no operator nothing::here; define it before its record": lambda: ignoring.function("nothing::here"),
+    "no operator nothing::here": lambda: ignoring.rule("nothing::here"),
+    "no node is called NoSuchBackward0": lambda: ignoring.function("NoSuch"),
+    "slects": lambda: ignoring.function(ByOperators, slects=True),
+    "neither the name of a function nor a subclass": lambda: ignoring.function(torch.nn.Linear),
+    "rule takes names of operators": lambda: ignoring.rule(torch.ops.aten.mul),
+    "rule takes names of operator": lambda: ignoring.rule(),
+    "'FINITE' is not a condition; use ignoring.ALWAYS": lambda: ignoring.function(ByOperators, safe_if="FINITE"),
+    "Exp has a record already": lambda: ignoring.function("Exp"),
+    "aten._values has a rule for sparse gradients already": lambda: ignoring.rule("_values")(print),
+    "aten::mul has a rule already: mul": lambda: ignoring.rule("mul"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_no_name_or_has_a_record_already_is_refused(words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        REFUSED[words]()
+    assert ByOperators not in FUNCTIONS
+
+
+NEW = f"2.{NEWEST[1]}.0", f"2.{NEWEST[1] + 1}.0"
+
+
+@pytest.mark.parametrize(
+    ("release", "names", "refused"),
+    [
+        *((release, {"since": "2.13"}, True) for release in ("2.13.0", "2.13.1", NEW[0])),
+        *((release, {"since": "2.13"}, False) for release in ("2.12.0", NEW[1])),  # the newest may have no such name
+        *((release, {"since": "2.9", "until": "2.10"}, True) for release in ("2.9.0", "2.10.0")),
+        *((release, {"since": "2.9", "until": "2.10"}, False) for release in ("2.8.0", "2.11.0")),
+    ],
+)
+def test_a_name_that_pytorch_lacks_is_refused_in_the_releases_that_are_said_to_have_it(
+    release, names, refused, monkeypatch
+):
+    monkeypatch.setattr(torch, "__version__", release)
+    words = "until='…' if newer ones do" if "until" in names else f"in PyTorch {release}"
+    for register in (ignoring.function, ignoring.rule):
+        with pytest.raises(ValueError, match=words) if refused else nullcontext():
+            register("NoSuch", **names)
+
+
+@pytest.mark.parametrize("release, selects", [("2.15.0", False), ("2.16.0", True)])
+def test_a_function_has_one_record_before_a_release_and_another_one_from_it_on(release, selects, monkeypatch):
+    monkeypatch.delitem(FUNCTIONS, "Exp")
+    monkeypatch.setattr(torch, "__version__", release)
+    ignoring.function("Exp", until="2.15")
+    ignoring.function("Exp", since="2.16", selects=True)
+    assert FUNCTIONS["Exp"].selects == selects
+
+
+def test_a_name_that_a_newer_release_lacks_is_reported_when_the_library_is_imported(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", NEW[1])
+    monkeypatch.setattr(registry, "MISSING", [])
+    ignoring.function("NoSuch")
+    with pytest.warns(UserWarning, match="no node is called NoSuchBackward0. PyTorch may have renamed them"):
+        importlib.reload(functions)
+
+
+def test_what_rules_are_written_with_is_public_where_rule_is():
+    described = "Cotangent unwrap mask_of zero_ignored prefer_exact NotFollowed Function".split()
+    assert {*described, "FINITE", "ALWAYS"} <= set(ignoring.__all__)
+    assert all(getattr(ignoring, name).__doc__ for name in described)

@@ -69,8 +69,7 @@ def spoilt(t, form, which, poison):
     return t
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("poison", [nan, inf, 3e38])
+@pytest.mark.parametrize(("dtype", "poison"), [(torch.float32, inf), (torch.bfloat16, nan)], ids=str)
 @pytest.mark.parametrize("form", SHAPES)
 def test_the_tail_of_the_buffer_is_no_gradient(form, poison, dtype):
     torch.manual_seed(0)

@@ -1,9 +1,11 @@
 """Every layer of torch.nn: half of a batch is bad, the loss uses the rest, gradients are those of a clean batch."""
 
 import inspect
+from itertools import product
 
 import pytest
 import torch
+from sample import sample
 from torch import nn
 
 from zero_or_nan import ignoring
@@ -155,8 +157,9 @@ def spoiled(tensors, rows, bad):
     return changed
 
 
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "bad"), [*((name, BAD["nan"]) for name in LAYERS), *sample(product(LAYERS, [BAD["inf"], BAD["3e38"]]), 5)]
+)
 def test_bad_rows_that_are_sliced_away_leave_no_trace(name, bad):
     make, shape, out, inputs = LAYERS[name]
     torch.manual_seed(0)
@@ -170,9 +173,8 @@ def test_bad_rows_that_are_sliced_away_leave_no_trace(name, bad):
     assert agree(gradients(ignoring.backward, module, spoiled(tensors, rows, bad), rows, out), wanted)
 
 
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_of_the_good_rows(name, bad):
+def test_a_loss_of_the_good_rows(name):
     """An upstream layer is contaminated through the loss's derivative, had it not been ignored."""
     torch.manual_seed(0)
     target = {
@@ -194,7 +196,7 @@ def test_a_loss_of_the_good_rows(name, bad):
         return [p.grad for p in linear.parameters()]
 
     wanted = run(torch.autograd.backward, rows)
-    assert agree(run(ignoring.backward, *spoiled([rows], 2, bad)), wanted)
+    assert agree(run(ignoring.backward, *spoiled([rows], 2, BAD["nan"])), wanted)
 
 
 def test_batch_normalisation_in_training_mixes_rows_and_stays_nan():

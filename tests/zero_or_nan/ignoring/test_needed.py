@@ -11,10 +11,9 @@ from tensors import leaf
 from torch.autograd.graph import get_gradient_edge
 
 from zero_or_nan import ignoring
-from zero_or_nan.functions.graph import TELLS_OF_HOOKS, graph_from
-from zero_or_nan.ignoring.engine import masked_pass, passes
+from zero_or_nan.functions.graph import graph_from
+from zero_or_nan.ignoring.engine import passes
 from zero_or_nan.ignoring.engine.attach import needed_from
-from zero_or_nan.ignoring.engine.masked_pass import Pass
 
 
 def chain(length, *values):
@@ -70,19 +69,6 @@ def test_where_the_engine_cannot_be_asked_all_nodes_are_taken():
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
             assert len(needed_from([loss], steps[-1:])) < 20
-
-
-def test_whether_plain_backward_is_safe_ahead_is_found_out_once_for_all_nodes():
-    for number, is_safe in ((1.0, True), (torch.inf, False)):
-        x = leaf(1.0)
-        loss = torch.where(x > 0, x * number, 0.0)
-        for _ in range(50):
-            loss = loss.neg()
-        graph = graph_from([loss])
-        ahead = Pass([loss], graph)
-        with mock.patch.object(masked_pass, "is_safe", wraps=masked_pass.is_safe) as check:
-            *rest, last, _ = [ahead.is_safe_ahead(node) for node in graph]
-        assert last and set(rest) == {is_safe and TELLS_OF_HOOKS} and check.call_count == 1
 
 
 def test_what_a_function_returns_for_nobody_is_not_reported():

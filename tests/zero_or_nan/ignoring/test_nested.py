@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from alone import assert_right
 from torch import nn
 
 from zero_or_nan import ignoring
@@ -23,24 +24,19 @@ def padded(nested):
     return torch.nested.to_padded_tensor(nested, 0.0)
 
 
-FUNCTIONS = {
+ON_JAGGED = {
     "sqrt, unbind": lambda nested, layers: nested.sqrt().unbind()[0],
     "sqrt, padded": lambda nested, layers: padded(nested.sqrt())[0],
     "product": lambda nested, layers: padded(nested * nested.sqrt())[0],
     "linear": lambda nested, layers: layers[0](nested).unbind()[0],
     "layer norm": lambda nested, layers: layers[1](nested).unbind()[0],
     "softmax": lambda nested, layers: padded(nested.softmax(-1))[0],
-}
-ON_JAGGED = FUNCTIONS | {
     "select": lambda nested, layers: nested.log()[0],
     "values": lambda nested, layers: layers[0](nested).values()[:2],
-    "twice": lambda nested, layers: (nested.sqrt().relu() + nested).unbind()[0],
     "layers": lambda nested, layers: layers[1](F.gelu(layers[0](nested)) * nested).unbind()[0],
-    "transposed": lambda nested, layers: nested.transpose(1, 2).sqrt().transpose(1, 2).unbind()[0],
     "chunk": lambda nested, layers: nested.sqrt().chunk(2, -1)[0].unbind()[0],
     "product of matrices": lambda nested, layers: torch.matmul(nested.sqrt(), torch.ones(2, 2)).unbind()[0],
     "where": lambda nested, layers: torch.where(nested.isnan(), torch.zeros_like(nested), nested.sqrt()).unbind()[0],
-    "cat": lambda nested, layers: torch.cat([nested.sqrt(), nested], -1).unbind()[0],
     "clone, quotient": lambda nested, layers: (nested.sqrt().clone() / nested).unbind()[0],
 }
 
@@ -66,7 +62,7 @@ def differentiated(grad, loss, leaves, **rest):
 
 
 @pytest.mark.parametrize("name", ON_JAGGED)
-def test_what_a_loss_ignores_of_a_jagged_tensor_stays_out_of_the_gradient(name):
+def test_what_a_loss_ignores_of_a_jagged_tensor_stays_out_of_the_gradient_and_a_used_nan_stays(name):
     """The second piece is ignored, and has an element whose derivative is undefined."""
     pieces, layers, leaves = parts(nan)
     loss = ON_JAGGED[name](of(pieces), layers).sum()
@@ -75,13 +71,9 @@ def test_what_a_loss_ignores_of_a_jagged_tensor_stays_out_of_the_gradient(name):
     pieces, layers, leaves = parts(2.0)
     wanted, _ = differentiated(torch.autograd.grad, ON_JAGGED[name](of(pieces), layers).sum(), leaves)
     assert not told and not all(bool(gradient.isfinite().all()) for gradient in plain)
-    for mine, right, theirs in zip(ours, wanted, plain, strict=True):
-        assert torch.allclose(mine, right, rtol=1e-6, atol=1e-7)
-        assert torch.equal(mine[theirs.isfinite()], theirs[theirs.isfinite()])
-
-
-@pytest.mark.parametrize("name", sorted(ON_JAGGED.keys() - {"chunk", "where"}))  # which ignore that entry
-def test_what_a_loss_uses_of_a_jagged_tensor_keeps_its_nan(name):
+    assert_right(ours, plain, wanted, 1e-6, 1e-7)
+    if name in ("chunk", "where"):  # which ignore the element below
+        return
     pieces, layers, leaves = parts(2.0)
     with torch.no_grad():
         pieces[0][1, 1] = nan
@@ -89,15 +81,14 @@ def test_what_a_loss_uses_of_a_jagged_tensor_keeps_its_nan(name):
     plain, _ = differentiated(torch.autograd.grad, result.sum(), leaves, retain_graph=True)
     ours, told = differentiated(ignoring.grad, result.sum(), leaves)
     assert not told
-    for mine, theirs in zip(ours, plain, strict=True):
-        assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
+    assert_right(ours, plain, plain, 0, 0)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", ["sqrt, unbind", "linear"])
 def test_what_is_not_followed_is_named(name):
     """Nested tensors of the strided layout carry no masks: the user gets plain PyTorch's gradient, and is told so."""
     pieces, layers, leaves = parts(nan)
-    loss = (FUNCTIONS[name](of(pieces, torch.strided), layers) * torch.tensor([1.0, 2.0])).sum()
+    loss = (ON_JAGGED[name](of(pieces, torch.strided), layers) * torch.tensor([1.0, 2.0])).sum()
     plain, _ = differentiated(torch.autograd.grad, loss, leaves, retain_graph=True)
     ours, told = differentiated(ignoring.grad, loss, leaves)
     assert any("nested tensor" in message for message in told) or all(bool(t.isfinite().all()) for t in ours)

@@ -1,11 +1,11 @@
 """Sequences of several lengths, whose padding is poison: next to each of them alone, in float64."""
 
-import itertools
 import math
 import warnings
 
 import pytest
 import torch
+from alone import assert_close, of_each_sequence
 from torch import nn
 from torch.nn.utils import rnn
 from torch.utils.checkpoint import checkpoint
@@ -29,6 +29,9 @@ class Reader(nn.Module):
     def embedded(self, x):
         return self.embed(x.sqrt())
 
+    def forward(self, x, states):
+        return self.cells(self.embedded(x), states)
+
 
 def batch(lengths, poison):
     torch.manual_seed(0)
@@ -37,27 +40,15 @@ def batch(lengths, poison):
     return clean, clean.masked_fill(padding[..., None], poison)
 
 
-def one_by_one(reader, clean, lengths, loss, used):
-    """The gradients of the parameters and of the batch."""
-    reader.double().zero_grad()
-    x = clean.double().requires_grad_()
-    for row in used:
-        out, states = reader.cells(reader.embedded(x[row : row + 1, : lengths[row]]))
-        loss(out, *(states if isinstance(states, tuple) else (states,))).backward()
-    return [p.grad for p in reader.parameters()] + [x.grad]
-
-
 def assert_right(reader, x, clean, lengths, loss, used):
-    found = [p.grad.clone() for p in reader.parameters()] + [x.grad]
-    for ours, right in zip(found, one_by_one(reader, clean, lengths, loss, used), strict=True):
-        torch.testing.assert_close(ours.double(), right, rtol=1e-4, atol=1e-6)
+    found = [*(p.grad.clone() for p in reader.parameters()), x.grad]
+    assert_close(found, of_each_sequence(reader, clean, (), used, lengths, loss))
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("in_order", [True, False], ids=["sorted", "unsorted"])
-@pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "steps first"])
+@pytest.mark.parametrize(("in_order", "batch_first"), [(True, True), (False, False)], ids=["sorted", "unsorted"])
 @pytest.mark.parametrize("kind", [{}, {"num_layers": 2, "bidirectional": True}], ids=["one layer", "both ways"])
-@pytest.mark.parametrize("poison", [nan, inf, 0.0, -1.0], ids=["NaN", "inf", "0", "-1"])
+@pytest.mark.parametrize("poison", [nan, 0.0], ids=["NaN", "0"])
 def test_padding_that_is_packed_away_is_ignored(cell, in_order, batch_first, kind, poison):
     lengths = SORTED if in_order else UNSORTED
     reader = Reader(cell, **kind)
@@ -74,55 +65,37 @@ def test_padding_that_is_packed_away_is_ignored(cell, in_order, batch_first, kin
     kept = back[used][known[used]]
     ignoring.backward(kept.square().sum() + sum(state[:, used].sum() for state in last))
     assert not x.grad[~known[:, :5]].any()
-    assert_right(
-        reader, x, clean, lengths, lambda out, *last: out.square().sum() + sum(state.sum() for state in last), used
-    )
-
-
-def by_list(x, lengths):
-    return rnn.pack_sequence([row[:length] for row, length in zip(x, lengths, strict=True)], enforce_sorted=False)
-
-
-def by_unpadding(x, lengths):
-    return rnn.pack_sequence(rnn.unpad_sequence(x, torch.tensor(lengths), True), enforce_sorted=False)
+    assert_right(reader, x, clean, lengths, lambda out, last: out.square().sum() + sum(s.sum() for s in last), used)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("pack", [by_list, by_unpadding], ids=lambda pack: pack.__name__)
 @pytest.mark.parametrize("unpack", [rnn.unpack_sequence, lambda out: list(rnn.pad_packed_sequence(out, True)[0])])
-def test_other_ways_to_pack(cell, pack, unpack):
+def test_other_ways_to_pack(cell, unpack):
     lengths = UNSORTED
     reader = Reader(cell)
     clean, poisoned = batch(lengths, nan)
     x = poisoned.requires_grad_()
-    out, _ = reader.cells(pack(reader.embedded(x), lengths))
+    rows = rnn.unpad_sequence(reader.embedded(x), torch.tensor(lengths), True)
+    out, _ = reader.cells(rnn.pack_sequence(rows, enforce_sorted=False))
     rows = unpack(out)
     ignoring.backward(sum(rows[row][: lengths[row]].square().sum() for row in (1, 2)))
-    assert_right(reader, x, clean, lengths, lambda out, *_: out.square().sum(), [1, 2])
+    assert_right(reader, x, clean, lengths, lambda out, _: out.square().sum(), [1, 2])
 
 
-def test_the_gradient_of_what_is_packed_is_plain_pytorchs_where_that_is_finite():
-    lengths = torch.tensor(SORTED)
-    x = batch(SORTED, nan)[1].requires_grad_()
-    weights = torch.randn(sum(SORTED), FEATURES)
-    for batch_first, poison in itertools.product([True, False], [1.0, inf, nan]):
-        weights[2] = poison
-        gradients = []
-        for backward in (torch.Tensor.backward, ignoring.backward):
-            x.grad = None
-            given = x * 1 if batch_first else (x * 1).transpose(0, 1)
-            backward((rnn.pack_padded_sequence(given, lengths, batch_first).data * weights).sum())
-            gradients.append(x.grad)
-        torch.testing.assert_close(*gradients, rtol=0, atol=0, equal_nan=True)
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_gradient_of_what_is_packed_is_plain_pytorchs(batch_first):
+    x, weights = batch(SORTED, nan)[1].requires_grad_(), torch.randn(sum(SORTED), FEATURES)
+    weights[2], weights[3] = inf, nan
+    given = x * 1 if batch_first else (x * 1).transpose(0, 1)
+    loss = (rnn.pack_padded_sequence(given, torch.tensor(SORTED), batch_first).data * weights).sum()
+    ours, plain = (auto.grad(loss, x, retain_graph=True)[0] for auto in (ignoring, torch.autograd))
+    torch.testing.assert_close(ours, plain, rtol=0, atol=0, equal_nan=True)
 
 
-def test_padding_of_no_sequence_in_half_precision_and_of_one_dimension():
-    x = torch.tensor([[1.0, 0.0], [4.0, 4.0]], dtype=torch.bfloat16).requires_grad_()
-    ignoring.backward(rnn.pack_padded_sequence(x.sqrt(), [2, 1], True, enforce_sorted=False).data.sum())
-    assert x.grad.tolist() == [[0.5, inf], [0.25, 0.0]]  # the root of 0 is used, and its slope is infinite
-    ignored = torch.tensor([[1.0, 4.0], [4.0, 0.0]]).requires_grad_()
-    ignoring.backward(rnn.pack_padded_sequence(ignored.sqrt(), [2, 1], True).data.sum())
-    assert ignored.grad.tolist() == [[0.5, 0.25], [0.25, 0.0]]
+def test_padding_in_half_precision():
+    x = torch.tensor([[1.0, 0.0], [4.0, 0.0]], dtype=torch.bfloat16).requires_grad_()
+    ignoring.backward(rnn.pack_padded_sequence(x.sqrt(), [2, 1], True).data.sum())
+    assert x.grad.tolist() == [[0.5, inf], [0.25, 0.0]]  # the root of 0 is used once, and its slope is infinite
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -5,17 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from alone import numbers
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import function_of
 from zero_or_nan.ignoring import FUNCTIONS, Cotangent
 
 nan, inf = math.nan, math.inf
-
-
-def numbers(*shape, seed=0, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed + 17 * len(shape) + sum(shape))
-    return torch.randn(shape, generator=generator, dtype=dtype)
 
 
 def gradients(method, function, inputs, used):
@@ -134,10 +130,14 @@ FAMILIES = {
 }  # fmt: skip
 
 
+LINEAR = {"lu", "qr, last column", "softmax with a mask, hidden elements"}
+"""Whose outputs are linear in the poisoned column, or don't depend on it: it has a gradient, whatever is in it."""
+
+
 @pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
-@pytest.mark.parametrize("poison", [nan, inf, 3e38])
+@pytest.mark.parametrize("poison", [nan, inf])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_gradient_is_that_of_the_used_part_alone(name, poison):
+def test_the_gradient_is_that_of_the_used_part_alone_and_a_used_nan_stays(name, poison):
     function, clean, number, where, used = FAMILIES[name]
     poisoned = [tensor.clone() for tensor in clean]
     poisoned[number][where] = poison
@@ -151,21 +151,9 @@ def test_the_gradient_is_that_of_the_used_part_alone(name, poison):
         assert not masked.get_data()[~masked.get_mask()].any()
     if poison != poison:
         assert not all(exact.isfinite().all() for exact in plain)
-
-
-LINEAR = {"lu", "qr, wide", "qr, last column", "softmax with a mask, hidden elements"}
-"""Whose outputs are linear in the poisoned column, or don't depend on it: it has a gradient, whatever is in it."""
-
-
-@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in LINEAR])
-def test_a_poison_that_the_loss_uses_stays(name):
-    function, inputs, number, where, _ = FAMILIES[name]
-    inputs = [tensor.clone() for tensor in inputs]
-    inputs[number][where] = nan
-    plain = gradients(torch.autograd.grad, function, inputs, ...)
-    for ours, exact in zip(gradients(ignoring.grad, function, inputs, ...), plain, strict=True):
-        assert torch.equal(ours.isfinite(), exact.isfinite())
+        if name not in LINEAR:
+            of_all = [gradients(auto.grad, function, poisoned, ...) for auto in (ignoring, torch.autograd)]
+            assert all(torch.equal(ours.isfinite(), exact.isfinite()) for ours, exact in zip(*of_all, strict=True))
 
 
 UNDEFINED = {
@@ -202,19 +190,12 @@ def test_what_is_undefined_and_used_stays_so(name):
     assert torch.equal(ours[plain.isfinite()], plain[plain.isfinite()])
 
 
-def test_an_unknown_that_uses_a_nan_is_undefined_and_its_neighbour_is_not():
-    given = Cotangent(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.tensor([[True, False], [True, True]]))
-    solution = torch.linalg.solve_triangular(torch.tensor([[1.0, 0.0], [nan, 2.0]]), given, upper=False)
-    torch.testing.assert_close(solution.value, torch.tensor([[1.0, 0.0], [nan, 2.0]]), equal_nan=True)
-    assert solution.mask.tolist() == [[True, False], [True, True]]
-
-
 SQUARES = torch.tensor([0.0, 1.0, 4.0])
 NO_PATH = {
     # Outputs without a path to the element 0, whose root has no slope.
     **{
         f"pdist, p={p}": (lambda x, p=p: F.pdist(x.sqrt()[:, None].expand(3, 2), p)[2:], SQUARES)
-        for p in (0.0, 1.0, 1.5, 2.0, 3.0, inf)
+        for p in (0.0, 1.0, 2.0, 3.0, inf)
     },
     "householder_product": (
         lambda x: torch.linalg.householder_product(x.sqrt()[:, None], torch.tensor([1.2]))[::2],
@@ -232,7 +213,7 @@ def test_an_infinite_slope_without_a_path_to_the_loss(name):
     assert not ours[x == 0].any() and torch.equal(ours[x != 0], plain[x != 0])
 
 
-@pytest.mark.parametrize("p", [0.5, 1.0, 1.5, 2.0, 3.0, inf])
+@pytest.mark.parametrize("p", [0.5, 1.0, 2.0, 3.0, inf])
 @pytest.mark.parametrize("distances", [F.pdist, lambda x, p: torch.cdist(x[:1], x[1:], p)[0]])
 @pytest.mark.parametrize("row", [(nan, 1.0), (inf, 1.0), (inf, -inf), (0.0, 1.0)])
 def test_a_distance_of_a_used_pair_is_as_undefined_as_that_of_the_pair_alone(row, distances, p):
@@ -242,7 +223,7 @@ def test_a_distance_of_a_used_pair_is_as_undefined_as_that_of_the_pair_alone(row
     torch.testing.assert_close(ours, alone, equal_nan=True)
 
 
-@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, inf])
+@pytest.mark.parametrize("p", [1.0, 2.0, inf])
 @pytest.mark.parametrize("rows", [slice(None), slice(1, None)])
 @pytest.mark.parametrize("other", [inf, nan])
 def test_what_a_norm_scales_next_to_an_infinity(other, rows, p):
@@ -256,7 +237,7 @@ def test_what_a_norm_scales_next_to_an_infinity(other, rows, p):
     assert rows.start is None or ours[0, 0] == 0
 
 
-SHAPES = [(2, 4, 4), (2, 5, 3), (3, 5), (1, 1), (4, 1), (1, 4)]
+SHAPES = [(2, 4, 4), (2, 5, 3), (3, 5), (1, 1)]
 STEPWISE = [
     *[(torch.linalg.lu, [shape]) for shape in SHAPES],
     *[(lambda x: torch.linalg.lu_factor_ex(x)[:1], [shape]) for shape in SHAPES],
@@ -283,20 +264,17 @@ def test_a_derivative_step_by_step_is_that_of_pytorch(function, shapes, dtype):
 
 
 @pytest.mark.parametrize("upper", [False, True])
-def test_the_same_of_cholesky(upper):
-    x = numbers(2, 4, 4, dtype=torch.float64)
-    x = (x @ x.mT + torch.eye(4)).requires_grad_()
-    compare([torch.linalg.cholesky_ex(x, upper=upper)[0]], [x])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-@pytest.mark.parametrize("upper", [False, True])
 @pytest.mark.parametrize("shape", [(2, 4, 4), (1, 1)])
-def test_the_same_of_an_inverse_by_cholesky(shape, upper, dtype):
-    x = numbers(*shape, dtype=dtype)
-    factor = torch.linalg.cholesky(x @ x.mH + torch.eye(shape[-1]), upper=upper).requires_grad_()
-    # PyTorch hands numbers to the triangle that it does not read.
-    compare([torch.cholesky_inverse(factor, upper=upper)], [factor], torch.triu if upper else torch.tril)
+def test_the_same_of_cholesky_and_of_an_inverse_by_cholesky(shape, upper):
+    for dtype in (torch.float64, torch.complex128):
+        x = numbers(*shape, dtype=dtype)
+        x = (x @ x.mH + torch.eye(shape[-1])).requires_grad_()
+        factor = torch.linalg.cholesky_ex(x, upper=upper)[0]
+        if not dtype.is_complex:
+            compare([factor], [x])
+        factor = factor.detach().requires_grad_()
+        # PyTorch hands numbers to the triangle that it does not read.
+        compare([torch.cholesky_inverse(factor, upper=upper)], [factor], torch.triu if upper else torch.tril)
 
 
 def compare(outputs, inputs, part=torch.as_tensor):

@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+from alone import assert_right
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.families import products
@@ -13,7 +14,6 @@ inf, nan = math.inf, math.nan
 
 POISONS = {
     "whole rows": lambda x, used: x.masked_fill(~used[:, None], nan),
-    "whole rows of inf": lambda x, used: x.masked_fill(~used[:, None], -inf),
     "rows whose sums overflow together": lambda x, used: x.masked_fill(~used[:, None], 3e37),
     "one row": lambda x, used: _at(x, (~used).nonzero()[0], slice(None), nan),
     "an entry": lambda x, used: _at(x, (~used).nonzero()[-1], 2, inf),
@@ -25,7 +25,6 @@ POISONS = {
 
 PRODUCTS = {
     "linear": (torch.nn.functional.linear, lambda w: w),
-    "x @ w": (torch.matmul, lambda w: w.mT),
     "w @ x": (lambda x, w: (w @ x.mT).mT, lambda w: w),
     "x @ w, laid out otherwise": (lambda x, w: x.mT.contiguous().mT @ w.mT.contiguous().mT, lambda w: w.mT),
 }
@@ -37,16 +36,17 @@ def _at(x, row, column, number):
     return x
 
 
-@pytest.fixture(params=[0, 1 << 20], ids=["alone", "as a whole"], autouse=True)
-def what_is_cheap(request, monkeypatch):
+@pytest.fixture(params=[0, 1 << 20], ids=["alone", "as a whole"])
+def cheap(request, monkeypatch):
     """Products of any size are taken of the used rows alone, or none of these."""
     monkeypatch.setattr(products, "CHEAP", request.param)
+    return request.param
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 15])
+@pytest.mark.parametrize("count", [0, 5, 15])
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_the_gradients_of_both_factors(product, poison, count):
+def test_the_gradients_of_both_factors(product, poison, count, cheap):
     torch.manual_seed(count)
     multiply, turned = PRODUCTS[product]
     used = torch.zeros(16, dtype=torch.bool)
@@ -62,35 +62,22 @@ def test_the_gradients_of_both_factors(product, poison, count):
     ours = gradients(ignoring.grad, poisoned, used)
     of_used, of_weight = gradients(torch.autograd.grad, poisoned[used], slice(None), torch.float64)
     of_all = torch.zeros(16, 7, dtype=torch.float64).masked_scatter_(used[:, None], of_used)
-    for mine, right, theirs in zip(ours, (of_all, of_weight), plain, strict=True):
-        torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-6, equal_nan=True)
-        assert torch.equal(mine[theirs.isfinite()], theirs[theirs.isfinite()])
+    assert_right(ours, plain, (of_all, of_weight), 1e-5, 1e-6)
 
 
-def test_what_was_not_used_is_not_multiplied():
+def test_what_was_not_used_is_not_multiplied(cheap):
     """Half of the rows are taken of both factors; none where the whole product is cheap."""
     x, w = torch.randn(16, 7).requires_grad_(), torch.randn(5, 7).requires_grad_()
     poisoned = torch.cat((x[:8], x[8:] * nan))
     with mock.patch.object(products, "taken", wraps=products.taken) as taken:
         ignoring.backward((poisoned @ w.mT)[:8].sum())
-    assert [len(call.args[1]) for call in taken.call_args_list] == ([] if products.CHEAP else [8, 8])
-
-
-def test_a_factor_that_is_only_said_to_be_negative():
-    """As the imaginary part of a conjugate is: its memory holds the opposite."""
-    x = torch.randn(64, 64, dtype=torch.complex64).conj().imag
-    x[32:] = nan
-    w = torch.randn(64, 64, requires_grad=True)
-    ignoring.backward((x @ w)[:32].sum())
-    assert x.is_neg()
-    torch.testing.assert_close(w.grad, x[:32].sum(0)[:, None].expand(64, 64))
+    assert [len(call.args[1]) for call in taken.call_args_list] == ([] if cheap else [8, 8])
 
 
 BASES = {
     # name: the function of a base, and a shape that it is broadcast from
     "addmm": (lambda base, x: torch.addmm(base, x, x, beta=0), (2, 2)),
     "addmm of a broadcast base": (lambda base, x: torch.addmm(base, x, x, beta=0, alpha=3), (2,)),
-    "addmm with nothing to multiply": (lambda base, x: torch.addmm(base, x[:, :0], x[:0], beta=0) + x, (2, 2)),
     "addmv": (lambda base, x: torch.addmv(base, x, x[0], beta=0), (2,)),
     "addr": (lambda base, x: torch.addr(base, x[0], x[1], beta=0), (2, 2)),
     "addbmm": (lambda base, x: torch.addbmm(base, x[None], x[None], beta=0), (2, 2)),
@@ -163,33 +150,14 @@ def test_a_convolution_of_what_is_not_finite_beside_an_ignored_image(bad):
     torch.testing.assert_close(found[1].double(), expected[1], equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
-def test_a_product_that_is_undefined_everywhere_takes_one_product_of_masks():
-    used, saved = torch.ones(3, 4, dtype=torch.bool), torch.randn(4, 2)
-    saved[1] = nan
-    multiply = mock.Mock(side_effect=torch.mm)
-    assert products.bilinear(multiply, ignoring.Cotangent(torch.randn(3, 4), used), saved).isnan().all()
-    assert multiply.call_count == 1
-
-
-@pytest.mark.parametrize(
-    "product",
-    [
-        torch.mm,
-        lambda a, b: a @ b[:, 0],
-        lambda a, b: torch.addmm(torch.zeros_like(b), a, b),
-        lambda a, b: torch.linalg.solve_triangular(a.tril(), b, upper=False),
-    ],
-    ids=["mm", "mv", "addmm", "solve_triangular"],
-)
+@pytest.mark.parametrize("product", [torch.mm, lambda a, b: torch.linalg.solve_triangular(a.tril(), b, upper=False)])
 def test_the_derivative_of_a_complex_product_is_conjugate_next_to_nan_too(product):
     a, b = torch.randn(2, 3, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
 
     def gradients(auto, row):
         leaves = [torch.cat([a[:2], row]).requires_grad_(), b.clone().requires_grad_()]
-        used = product(*leaves)[:2]
-        return auto.grad((used.real * torch.linspace(1, 2, used.numel()).reshape(used.shape)).sum(), leaves)
+        return auto.grad((product(*leaves)[:2].real * torch.linspace(1, 2, 6).view(2, 3)).sum(), leaves)
 
-    for ours, alone in zip(
-        gradients(ignoring, torch.full((1, 3), torch.nan + 0j)), gradients(torch.autograd, a[2:]), strict=True
-    ):
-        torch.testing.assert_close(ours, alone)
+    alone = gradients(torch.autograd, a[2:])
+    for mine, right in zip(gradients(ignoring, torch.full((1, 3), nan + 0j)), alone, strict=True):
+        torch.testing.assert_close(mine, right)

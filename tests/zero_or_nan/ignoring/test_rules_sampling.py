@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from alone import assert_right
 from torch.nn.functional import affine_grid, grid_sample
 
 from zero_or_nan import ignoring
@@ -14,12 +15,15 @@ nan, inf = math.nan, math.inf
 aten = torch.ops.aten
 
 WAYS = [
-    (dims, mode, padding, corners)
-    for dims in (2, 3)
-    for mode in ("bilinear", "nearest", "bicubic")
-    if (dims, mode) != (3, "bicubic")
-    for padding in ("zeros", "border", "reflection")
-    for corners in (False, True)
+    (2, "bilinear", "zeros", False),
+    (2, "bilinear", "border", True),
+    (2, "bilinear", "reflection", False),
+    (2, "nearest", "border", False),
+    (2, "bicubic", "zeros", True),
+    (2, "bicubic", "reflection", False),
+    (3, "bilinear", "zeros", True),
+    (3, "bilinear", "border", False),
+    (3, "nearest", "reflection", True),
 ]
 
 
@@ -46,15 +50,7 @@ def leads_out_of_memory(way, poison):
     return dims == 2 and mode == "bilinear" and (padding == "reflection" or padding == "border" and poison != poison)
 
 
-def compare(ours, plain, expected):
-    for mine, exact, right in zip(ours, plain, expected, strict=True):
-        kept = exact.isfinite()
-        assert torch.equal(mine[kept], exact[kept])
-        assert torch.equal(mine[kept].signbit(), exact[kept].signbit())
-        torch.testing.assert_close(mine, right.float(), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("poison", [nan, inf, 3e38])
+@pytest.mark.parametrize("poison", [nan, 3e38])
 @pytest.mark.parametrize("way", WAYS)
 def test_pixels_that_no_used_output_reads_don_t_matter(way, poison):
     image, grid = samples(way[0])
@@ -68,43 +64,34 @@ def test_pixels_that_no_used_output_reads_don_t_matter(way, poison):
     used = (sampled(0.7) == sampled(-2.7)) & (sampled(0.7) == sampled(poison))
     assert used.any() and not used.all(1).all()
     poisoned = image.masked_fill(pixels, poison)
-    ours = gradients(ignoring.grad, poisoned, grid, used, way)
-    plain = gradients(torch.autograd.grad, poisoned, grid, used, way)
+    ours, plain = (gradients(auto.grad, poisoned, grid, used, way) for auto in (ignoring, torch.autograd))
     right = gradients(torch.autograd.grad, image.masked_fill(pixels, 0.3), grid, used, way, torch.float64)
-    compare(ours, plain, right)
+    assert_right(ours, plain, right, 1e-3, 1e-4)
     if poison != 3e38 and way[1] != "nearest":  # whose gradient of the grid is 0
         assert not plain[1].isfinite().all()
 
 
 @pytest.mark.parametrize("poison", [nan, inf, 3e38])
 @pytest.mark.parametrize("way", WAYS)
-def test_places_whose_outputs_are_all_ignored_don_t_matter(way, poison):
-    """Where plain PyTorch's process would die of it, ours does not."""
+def test_an_ignored_place_does_not_matter(way, poison):
+    """Where plain PyTorch's process would die of it, ours does not. If one channel uses the place, that one suffers."""
     image, grid = samples(way[0])
     poisoned, used = grid.clone(), torch.ones((2, 3, *grid.shape[1:-1]), dtype=torch.bool)
     poisoned[0, 1], used[0, :, 1] = poison, False
+    crashes = leads_out_of_memory(way, poison)
     ours = gradients(ignoring.grad, image, poisoned, used, way)
     right = gradients(torch.autograd.grad, image, grid, used, way, torch.float64)
-    plain = ours if leads_out_of_memory(way, poison) else gradients(torch.autograd.grad, image, poisoned, used, way)
-    compare(ours, plain, right)
-
-
-@pytest.mark.parametrize(("way", "poison"), [
-    (way, poison) for way in WAYS for poison in (nan, inf) if not leads_out_of_memory(way, poison)
-])  # fmt: skip
-def test_a_place_that_one_channel_uses_keeps_its_gradient_and_is_nothing_to_the_others(way, poison):
-    image, grid = samples(way[0])
-    poisoned, used = grid.clone(), torch.ones((2, 3, *grid.shape[1:-1]), dtype=torch.bool)
-    poisoned[0, 1], used[0, :2, 1] = poison, False
-    ours = gradients(ignoring.grad, image, poisoned, used, way)
-    plain = gradients(torch.autograd.grad, image, poisoned, used, way)
-    right = gradients(torch.autograd.grad, image, grid, used, way, torch.float64)
+    plain = ours if crashes else gradients(torch.autograd.grad, image, poisoned, used, way)
+    assert_right(ours, plain, right, 1e-3, 1e-4)
+    if crashes or poison == 3e38:
+        return
+    used[0, 2, 1] = True
+    ours, plain = (gradients(auto.grad, image, poisoned, used, way) for auto in (ignoring, torch.autograd))
     torch.testing.assert_close(ours[0][0, :2], right[0][0, :2].float(), rtol=1e-3, atol=1e-4)
+    assert torch.equal(ours[1].isfinite(), plain[1].isfinite())
     used[0, :, 1] = True
     all_used = gradients(torch.autograd.grad, image, poisoned, used, way)
-    assert torch.equal(ours[0][0, 2].isfinite(), all_used[0][0, 2].isfinite())
-    assert torch.equal(ours[0][0, 2].nan_to_num(), all_used[0][0, 2].nan_to_num())
-    assert torch.equal(ours[1].isfinite(), plain[1].isfinite())
+    torch.testing.assert_close(ours[0][0, 2], all_used[0][0, 2], rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_place_counts_where_a_channel_uses_it():
@@ -137,8 +124,7 @@ def test_a_pixel_counts_where_a_used_output_reads_it(dims, mode):
     output = grid_sample(image, grid, mode, "zeros", False)  # the corner of the first pixel
     (masked,) = ignoring.grad(output[0, 0].sum(), image, ignored="masked")
     read = torch.zeros(image.shape, dtype=torch.bool)
-    reach = 2 if mode == "bicubic" else 1
-    read[(0, 0, *[slice(reach)] * dims)] = True
+    read[(0, 0, *[slice(2 if mode == "bicubic" else 1)] * dims)] = True
     if mode != "nearest":
         assert torch.equal(masked.get_mask(), read)
     assert not masked.get_mask()[0, 1].any()
@@ -159,19 +145,15 @@ def test_one_gradient_alone(wanted):
     torch.testing.assert_close(ours.double(), gradient(torch.autograd.grad, exact), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("corners", [False, True])
-@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize(("dims", "corners"), [(2, False), (3, True)])
 def test_a_transformation_that_is_ignored(dims, corners):
     theta = torch.randn(2, dims, dims + 1)
     theta[1] = 0
     theta.requires_grad_()
-    size = [2, 1, *range(3, 3 + dims)]
 
     def loss(theta):
-        grid = affine_grid(theta, size, corners)
-        return torch.where(
-            torch.tensor([True, False]).view(2, *[1] * (dims + 1)), grid / grid.norm(dim=-1, keepdim=True), 0
-        ).sum()
+        grid = affine_grid(theta, [2, 1, *range(3, 3 + dims)], corners)
+        return (grid / grid.norm(dim=-1, keepdim=True))[:1].sum()
 
     (plain,), (ours,) = torch.autograd.grad(loss(theta), theta), ignoring.grad(loss(theta), theta)
     assert plain[1].isnan().all() and not ours[1].any()
@@ -185,20 +167,14 @@ def test_the_other_library_is_fixed_by_pytorchs_own_kernel():
     mask = torch.ones((2, 3, 3, 3), dtype=torch.bool)
     mask[0, 1] = False
     cotangent = Cotangent(torch.ones(mask.shape).masked_fill(~mask, 0), mask)
-    asked = []
 
     def cudnn(image, grid, grad):
-        asked.append(type(grad))
+        assert type(grad) is torch.Tensor
         return tuple(1.001 * x for x in aten.grid_sampler_2d_backward(grad, image, grid, 0, 0, True, [True, True]))
 
     ours = sampling.cudnn_grid_sampler_backward(cudnn, image, grid, cotangent)
-    clean = torch.where(image.isnan(), 0.5, image)
-    right = aten.grid_sampler_2d_backward(cotangent.value, clean, grid, 0, 0, True, [True, True])
-    assert asked == [torch.Tensor]
     exact = cudnn(image, grid, cotangent.value)
-    for mine, plain, expected in zip(ours, exact, right, strict=True):
-        kept = plain.isfinite()
-        assert torch.equal(mine.value[kept], plain[kept])
-        torch.testing.assert_close(mine.value[~kept], expected[~kept])
+    right = aten.grid_sampler_2d_backward(cotangent.value, image.nan_to_num(0.5), grid, 0, 0, True, [True, True])
+    assert_right([part.value for part in ours], exact, right, 2e-3, 1e-3)
     assert not exact[1].isfinite().all()
     assert not ours[0].mask[0, 1].any() and ours[1].mask.all()

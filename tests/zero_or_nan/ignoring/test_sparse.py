@@ -5,7 +5,6 @@ from math import exp, inf, nan
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
@@ -20,12 +19,9 @@ LAYOUTS = ["coo", "uncoalesced", "csr", "csc"]
 
 PRODUCTS = {
     "@": lambda a, y: a @ y,
-    "mm": torch.mm,
     "sparse.mm": torch.sparse.mm,
     "addmm": lambda a, y: torch.addmm(torch.ones(4, 2), a, y, beta=2, alpha=0.5),
-    "sparse.addmm": lambda a, y: torch.sparse.addmm(torch.ones(4, 2), a, y),
     "mv": lambda a, y: torch.stack([torch.mv(a, column) for column in y.t()], 1),
-    "linear": lambda a, y: F.linear(y.t(), a).t(),
     "dense first": lambda a, y: (y.t() @ a.t()).t(),
     "bmm": lambda a, y: torch.bmm(torch.stack([a, a]), torch.stack([y, y]))[0],
     "checkpoint": lambda a, y: checkpoint(torch.mm, a, y, use_reentrant=False),
@@ -87,11 +83,9 @@ def test_what_no_stored_element_meets_is_ignored(product, layout, learned):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("product", ["@", "mv", "sparse.mm", "dense first", "sparse.mm, sum"])
+@pytest.mark.parametrize("product", ["@", "mv", "dense first"])
 def test_what_a_stored_0_meets_is_used(product, layout):
     x = torch.tensor([[1.0, 1.0], [100.0, 100.0], [1.0, 1.0], [1.0, 1.0]], requires_grad=True)
-    if "," in product and layout != "csr":
-        pytest.skip("this PyTorch has no such product")
     loss = PRODUCTS[product](sparse(torch.tensor(WEIGHTS), layout), x.exp())[[0]].sum()
     (ours,), _, told = gradients(loss, [x])
     assert ours[1].isnan().all() and ours[0].isfinite().all() and ours[2:].tolist() == [[0, 0], [0, 0]] and not told

@@ -117,16 +117,6 @@ def scan(ctx, gradient):
     return out
 
 
-def scan_from_zeros(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    out = torch.zeros_like(x)
-    carried = x.new_zeros(len(x))
-    for t in reversed(range(x.shape[1])):
-        carried = carried * 0.5 + gradient[:, t]
-        out[:, t] += carried * 2 * x[:, t]
-    return out
-
-
 def scan_in_other_words(x):
     h = 0
     return torch.stack([h := h / 2 + x[:, t] ** 2 for t in range(x.shape[1])], 1)
@@ -188,7 +178,6 @@ PROGRAMS = {
         apply_after(lambda x: x.relu(), lambda ctx, g: g * (ctx.saved_tensors[0] > 0)),
         lambda x, w: (x * w).clamp(min=0),
     ),
-    "swish": (apply_after(F.silu, swish), lambda x, w: (x * w) / (1 + (-x * w).exp())),
     "linear with bias": (
         lambda x, w: function(saving(lambda x, m, b: F.linear(x, m, b)), linear)(x * w, MATRIX * w, w[:2]),
         lambda x, w: (x * w) @ (MATRIX.to(x) * w).t() + w[:2],
@@ -203,10 +192,6 @@ PROGRAMS = {
     ),
     "scatter": (lambda x, w: function(permuted_forward, permuted_back)(x * w), lambda x, w: (x * w)[:, ORDER].exp()),
     "scan": (lambda x, w: function(scan_forward, scan)(x * w), lambda x, w: scan_in_other_words(x * w)),
-    "scan from zeros": (
-        lambda x, w: function(scan_forward, scan_from_zeros)(x * w),
-        lambda x, w: scan_in_other_words(x * w),
-    ),
     "in place on its own clone": (
         apply_after(lambda x: x**2 * torch.tensor([3.0, 1, 1, 1]), own_clone),
         lambda x, w: (x * w) ** 2 * torch.tensor([3.0, 1, 1, 1], dtype=x.dtype),

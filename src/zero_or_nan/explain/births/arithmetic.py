@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...functions.numerics import numerics_of
-from ...ignoring.inside import Mode, is_sparse
+from ...ignoring.inside import Mode, is_sparse, tree_map_only
 from ..program.tensors import numbers_of, rerun, tensors_in
 
 
@@ -59,7 +59,7 @@ class _Looking(Mode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operands = _copied(args) if func._schema.is_mutable else args
+        operands = tree_map_only(Tensor, torch.clone, args) if func._schema.is_mutable else args
         result = func(*args, **kwargs)
         name = func._schema.name.partition("::")[2].rstrip("_")
         if self.nan is None and _computes(name):
@@ -138,12 +138,6 @@ def limit(dtype: torch.dtype) -> str:
     """
     largest = torch.finfo(dtype).max
     return number(largest) if largest < 1e6 else f"{largest:.2g}".replace("e+", "e")
-
-
-def _copied(things: Any) -> Any:
-    if isinstance(things, Tensor):
-        return things.clone()
-    return type(things)(_copied(thing) for thing in things) if isinstance(things, (tuple, list)) else things
 
 
 def _computes(name: str) -> bool:
@@ -253,36 +247,20 @@ def _said(names: str) -> Callable[[Any], Any]:
     return keep
 
 
-def _terms(left: Tensor, right: Tensor) -> str:
-    """A sum of products as text, with the first product that is not finite."""
+@_said("mm addmm bmm mv dot vdot")
+def _product(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    """The first product that is not finite, of those that are added up to the element."""
+    left, right = tensors_in(operands)[-2:]
+    if left.dim() == 3:
+        left, right, index = left[index[0]], right[index[0]], index[1:]
+    left = left[index[0]] if left.dim() == 2 else left
+    right = right[:, index[1]] if right.dim() == 2 else right
     products = left * right
     bad = ~torch.isfinite(products)
-    if bad.any():
-        at = int(bad.nonzero()[0])
-        return f"{number(left[at].item())} × {number(right[at].item())}, one of {len(left)} products that are added"
-    return f"the sum of {len(left)} products"
-
-
-@_said("mm")
-def _mm(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
-    left, right = operands[:2]
-    return _terms(left[index[0]], right[:, index[1]])
-
-
-@_said("addmm")
-def _addmm(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
-    return _mm(operands[1:], out, index)
-
-
-@_said("bmm")
-def _bmm(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
-    return _mm([operand[index[0]] for operand in operands[:2]], out, index[1:])
-
-
-@_said("mv dot vdot")
-def _mv(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
-    left, right = operands[:2]
-    return _terms(left[index[0]] if left.dim() == 2 else left, right)
+    if not bad.any():
+        return f"the sum of {len(products)} products"
+    at = int(bad.nonzero()[0])
+    return f"{number(left[at].item())} × {number(right[at].item())}, one of {len(products)} products that are added"
 
 
 @_said("sum mean nansum")

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import any_of, is_region, is_sparse
-from ..program.code import Plan, buffers_of, is_loading, overwritten_by
+from ..program.code import buffers_of, is_loading, overwritten_by
 from ..program.tensors import is_finite, not_finite, numbers_of, tensors_in, unreadable_layout
-from .call import Call, Change
-from .calls import (
+from .call import (
+    Call,
+    Change,
     apart,
     came_too,
     come_in,
@@ -29,7 +30,7 @@ from .calls import (
     of_infinities,
     was_there,
 )
-from .findings import COMPILED, Findings, node_of, note_call, note_carried, note_passed
+from .findings import COMPILED, Findings, node_of, note_call, note_passed
 from .provenance import LEAVES_OUT, NANS, OTHERS, Birth, Provenance, all_births, joined, without
 
 
@@ -63,14 +64,6 @@ class Operands(NamedTuple):
             [without(each, births) for each in found] for found in (self.provenances, self.entering)
         )
         return self._replace(provenances=provenances, entering=entering)
-
-    def without_nan(self) -> Operands:
-        """The operands as a result without NaN has to do with them: `nansum` leaves a NaN out."""
-        return self.without([birth for birth in all_births(self.provenances) if birth.is_nan])
-
-    def has_nan_and_others(self) -> bool:
-        """Whether some of the births are of NaN alone, and some are not."""
-        return self.kinds & (NANS | OTHERS) == NANS | OTHERS
 
     @property
     def kinds(self) -> int:
@@ -108,27 +101,27 @@ class Attribution:
     def __init__(self, findings: Findings, made_in_region: Callable[[Tensor], Provenance | None]) -> None:
         self.findings, self.made_in_region = findings, made_in_region
 
-    def attribute(self, call: Call, plan: Plan, args: Any, bad: list[Result], before: Tensor | None) -> None:
+    def attribute(self, call: Call, args: Any, bad: list[Result], before: Tensor | None) -> None:
         """Find out what the results of a call come from.
 
         Args:
             call: the call, with the arguments as they were before it.
-            plan: what is known of its function.
             args: the arguments as they are now.
             bad: the results that are not finite.
             before: a copy of what the call has overwritten, if it could be made.
         """
-        if plan.in_place and plan.name == "copy" and is_loading():
+        in_place = call.plan.in_place
+        if in_place and call.name == "copy" and is_loading():
             self.findings.provenances.forget(args[0])  # it came in with the parameter or buffer, at its first use
             self.findings.uninitialized.forget(args[0])
             return
-        if plan.in_place and all(self._is_left_over(call, result) for result in bad):
+        if in_place and all(self._is_left_over(call, result) for result in bad):
             return  # the same: it is read at its first use
         buffers = buffers_of(call.func, call.args, call.kwargs)
-        operands = self._operands(call, plan, args, bad, before, buffers)
+        operands = self._operands(call, args, bad, before, buffers)
         provenance: Provenance | None = None
         for result in bad:
-            provenance = self._of_result(call, plan, result, operands)
+            provenance = self._of_result(call, result, operands)
             if provenance is not None:
                 self.findings.keep_result(result.tensor, provenance)
         if buffers:
@@ -152,23 +145,12 @@ class Attribution:
         note_passed(node, [Provenance({birth: ()})])
         return birth
 
-    def carry(self, tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
-        """Write on the node of a result which of its elements are not finite."""
-        self.findings.carries = True
-        note_carried(tensor, carried)
-
     def _operands(
-        self,
-        call: Call,
-        plan: Plan,
-        args: Any,
-        bad: list[Result],
-        before: Tensor | None,
-        buffers: Sequence[Tensor],
+        self, call: Call, args: Any, bad: list[Result], before: Tensor | None, buffers: Sequence[Tensor]
     ) -> Operands:
         provenances = self.findings.provenances
-        overwrites = plan.in_place and before is None and bool(args)
-        overwritten = overwritten_by(plan, args) if overwrites else []
+        overwrites = call.plan.in_place and before is None and bool(args)
+        overwritten = overwritten_by(call.plan, args) if overwrites else []
         skipped = set(map(id, (*buffers, *tensors_in(call.kwargs.get("out")), *overwritten)))
         found = Operands([], [], [], [])
         for tensor in call.tensors():
@@ -210,19 +192,23 @@ class Attribution:
                     birth = self.findings.births.known(come_in(tensor, torch.where(came, here, 0), call))
                     self.findings.provenances.keep(tensor, Provenance({birth: ()}))
 
-    def _of_result(self, call: Call, plan: Plan, result: Result, operands: Operands) -> Provenance | None:
+    def _of_result(self, call: Call, result: Result, operands: Operands) -> Provenance | None:
         """The provenance of a result that is not finite, or None if the call only brought it in."""
-        if not operands.provenances and plan.numerics.makes in ("data", "memory"):
-            if plan.numerics.makes == "memory":
+        makes = call.plan.numerics.makes
+        if not operands.provenances and makes in ("data", "memory"):
+            if makes == "memory":
                 birth = come_in(result.tensor, result.here, call)
                 self.findings.uninitialized.keep(result.tensor, Provenance({birth: ()}))
             return None
         layout = "" if operands.provenances else next(filter(None, map(unreadable_layout, call.tensors())), "")
         if layout:
-            return self._come_out(call, result, layout)
-        if operands.has_nan_and_others() and not any_of(result.here.isnan()):
-            operands = operands.without_nan()
-        split = self._split(call, plan, result, operands)
+            birth = self.findings.births.known(come_out(result.tensor, result.bad, call, layout))
+            self.findings.carry(result.tensor, [(birth, result.bad)])
+            return Provenance({birth: ()})
+        is_mixed = operands.kinds & (NANS | OTHERS) == NANS | OTHERS
+        if is_mixed and not any_of(result.here.isnan()):  # `nansum` leaves a NaN out
+            operands = operands.without([birth for birth in all_births(operands.provenances) if birth.is_nan])
+        split = self._split(call, result, operands)
         born, (*_, provenances, entering) = split.born, split.operands
         if born is not None and (secondhand := self._secondhand(call)):
             born, provenances = None, [*provenances, *secondhand]
@@ -236,15 +222,8 @@ class Attribution:
         births = [birth for birth, _ in carried]
         if node_of(result.tensor) is not None:
             carried += [(birth, rest) for birth in all_births(earlier)]
-            self._write(call, plan, result.tensor, carried, provenances)
+            self._write(call, result.tensor, carried, provenances)
         return joined(provenances, call.name, births)
-
-    def _come_out(self, call: Call, result: Result, layout: str) -> Provenance:
-        """The provenance of a result that a call took out of a tensor whose numbers cannot be read."""
-        birth = self.findings.births.known(come_out(result.tensor, result.bad, call, layout))
-        if node_of(result.tensor) is not None:
-            self.carry(result.tensor, [(birth, result.bad)])
-        return Provenance({birth: ()})
 
     def _born(self, call: Call, result: Result, born: Tensor, split: _Split) -> list[tuple[Birth, Tensor]]:
         """The births in a result, of NaN and of infinities, each with its elements."""
@@ -266,10 +245,10 @@ class Attribution:
             rest |= came_too(call, born, result.at)
         return rest
 
-    def _split(self, call: Call, plan: Plan, result: Result, operands: Operands) -> _Split:
+    def _split(self, call: Call, result: Result, operands: Operands) -> _Split:
         """Split the elements of a result that are not finite."""
         at, _, here, bad = result
-        if plan.in_place and operands.provenances and not operands.values:
+        if call.plan.in_place and operands.provenances and not operands.values:
             return _Split(None, operands)  # they were there before the call
         born = apart(call, here, bad, operands.came, at)
         known = all_births(operands.provenances) if operands.kinds & LEAVES_OUT else {}
@@ -294,20 +273,15 @@ class Attribution:
         return _Split(born, operands, made_of, change)
 
     def _write(
-        self,
-        call: Call,
-        plan: Plan,
-        tensor: Tensor,
-        carried: list[tuple[Birth, Tensor]],
-        provenances: Sequence[Provenance],
+        self, call: Call, tensor: Tensor, carried: list[tuple[Birth, Tensor]], provenances: Sequence[Provenance]
     ) -> None:
         """Write onto the node of a result what backward will ask for."""
         if carried:
-            self.carry(tensor, carried)
+            self.findings.carry(tensor, carried)
             base = tensor._base
-            if plan.in_place and base is not None and base.grad_fn is not None:  # its node is new too
+            if call.plan.in_place and base is not None and base.grad_fn is not None:  # its node is new too
                 note_call(base.grad_fn, call.name, call.place)
-                self.carry(base, [(birth, not_finite(base)) for birth, _ in carried])
+                self.findings.carry(base, [(birth, not_finite(base)) for birth, _ in carried])
         if provenances:
             note_passed(tensor.grad_fn, provenances)
 

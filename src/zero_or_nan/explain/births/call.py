@@ -1,17 +1,39 @@
-"""A call of a function by the user's code, which can run again on copies of its operands."""
+"""A call of a function by the user's code, experiments with it, and the birth that they describe.
+
+If a result is not finite, the call runs again on copies, with finite numbers in place of some that are not. How the
+result changes shows which of its elements the operator made, and which came with an operand.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from ..program.code import Place
-from ..program.tensors import each_in, numbers_of, on_copies, rerun, tensors_in
+from ...functions.numerics import numerics_of
+from ...ignoring.inside import any_of, is_sparse, was_broadcast
+from ..program.code import Place, Plan, optimizer_here, plan_of
+from ..program.tensors import (
+    each_in,
+    first_entries,
+    first_stored,
+    is_finite,
+    not_finite,
+    numbers_of,
+    on_copies,
+    rerun,
+    tensors_in,
+)
+from .arithmetic import Computation, first_born, is_nan, number
+from .provenance import Birth
 
 Change = Callable[[Tensor], Tensor]
 
@@ -24,6 +46,11 @@ class Call(NamedTuple):
     place: Place
     args: Any = ()
     kwargs: Any = MappingProxyType({})
+
+    @property
+    def plan(self) -> Plan:
+        """What is known of its function."""
+        return plan_of(self.func)
 
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""
@@ -82,3 +109,254 @@ def arranged(call: Call) -> Arranged:
     options = {key: given.get(key, default) for key, default in optional.items() if key != "_stacklevel"}
     unusual = {key for key, each in options.items() if isinstance(each, Tensor) or each != optional[key]}
     return Arranged(in_order(call._replace(args=tuple(operands))), options, unusual)
+
+
+# Experiments with a call whose result is not finite.
+
+
+def first_born_in(call: Call, entries: Tensor, change: Change | None = None) -> Computation | None:
+    """The first number in a call that is not finite, when it is run again on copies, changed first."""
+    args, kwargs = on_copies(call.args, change), on_copies(call.kwargs, change)
+    return first_born(lambda: call.func(*args, **kwargs), entries)
+
+
+def finite_ones(tensor: Tensor, keep: Collection[float] = ()) -> Tensor:
+    """The tensor, with 1 in place of each NaN and infinity, except for the infinities to keep."""
+    if not keep and not tensor.is_complex():
+        return tensor.nan_to_num(1.0, 1.0, 1.0)
+    goes = not_finite(tensor)
+    for infinity in keep:
+        goes &= tensor != infinity
+    return torch.where(goes, 1.0, tensor)
+
+
+def _all_different(tensor: Tensor, scale: float) -> Tensor:
+    """The tensor, with another number between ¼ and ¾ of the scale for each element that is not finite."""
+    numbers = scale * (torch.arange(tensor.numel(), dtype=torch.float32, device=tensor.device) * 0.618 % 0.5 + 0.25)
+    return torch.where(not_finite(tensor), numbers.reshape(tensor.shape).to(tensor.dtype), tensor)
+
+
+_STAND_INS: tuple[Change, ...] = (
+    finite_ones,
+    *(functools.partial(_all_different, scale=scale) for scale in (1.0, 1000.0, -1000.0)),
+)
+"""Changes that put finite numbers in place of others. One number is not enough to know how a function treats finite
+numbers: it may be a pole, as 1 is of `logit`, and equal numbers make a matrix singular, or leave a row no spread."""
+
+
+def apart(call: Call, result: Tensor, bad: Tensor, came: Sequence[Tensor], at: int) -> Tensor | None:
+    """The elements that an operator made, as opposed to those that came with an operand; None if it made none.
+
+    Such an element is the same whatever finite numbers take the place of the operands' NaN and infinities.
+
+    Args:
+        call: the call of the operator.
+        result: one of its results.
+        bad: its elements that are not finite.
+        came: the same of each operand that is not finite.
+        at: the position of the result among the results.
+    """
+    if not came:
+        return bad
+    births = bad
+    if call.infinite_number() is None:  # such a number may have replaced an element of an operand
+        for bad_there in came:
+            if bad_there.shape == bad.shape and torch.equal(bad_there, bad):  # the usual case
+                return None
+            if was_broadcast(bad_there.shape, bad.shape):
+                births = births & ~bad_there
+        if not any_of(births):  # found out without another run
+            return None
+    if _is_small_product(call, result):
+        return None
+    for change in _STAND_INS:
+        alone = call.result(at, result, change)
+        if alone is None or is_finite(alone):
+            return None
+        births = births & _same(alone, result)
+        if not any_of(births):
+            return None
+    return births
+
+
+def _is_small_product(call: Call, result: Tensor) -> bool:
+    """Whether the result is a sum of products, which cannot overflow once 1 is in place of NaN and infinities.
+
+    For large operands it takes much less to find this out than to multiply once more.
+    """
+    numbers = [tensor for tensor in call.tensors() if type(tensor) in (Tensor, Parameter)]
+    if not numerics_of(call.name).products or len(numbers) != len(call.tensors()) or result.is_complex():
+        return False
+    sizes = []
+    for tensor in numbers:
+        here = numbers_of(tensor)
+        if here is None:
+            return False
+        sizes.append(max(1.0, *(abs(float(end)) for end in torch.aminmax(finite_ones(here)))))
+    largest = max(tensor.numel() for tensor in numbers) * max(sizes) ** 2 + max(sizes)
+    return largest < torch.finfo(result.dtype).max / 2
+
+
+def came_too(call: Call, births: Tensor, at: int) -> Tensor:
+    """The elements that an operator made, and that its operands alone would make not finite as well.
+
+    Such an element stays not finite if all finite numbers become small. Two small numbers are tried, because one of
+    them may be a pole.
+    """
+    for small in (1.0, 0.5):
+        alone = call.result(at, births, functools.partial(_small_ones, small=small))
+        if alone is None:
+            return torch.zeros_like(births)
+        births = births & not_finite(alone)
+    return births
+
+
+def _small_ones(tensor: Tensor, small: float) -> Tensor:
+    return torch.where(not_finite(tensor), tensor, small)
+
+
+def of_infinities(
+    call: Call, result: Tensor, bad: Tensor, inputs: Sequence[Tensor], at: int, change: Change
+) -> tuple[Tensor, bool]:
+    """The effect that infinities which leave elements out have on a result if all other numbers are finite.
+
+    Args:
+        call, result, inputs, at: as for `apart`.
+        bad: the elements that are not finite, and that an operator did not make.
+        change: leaves these infinities, and puts finite numbers in place of the others.
+
+    Returns:
+        The elements that are undefined because of these infinities alone, and whether they did any harm: such elements,
+        or infinities that the result passes on.
+    """
+    alone: Tensor | None = result
+    if not all(torch.equal(change(value), value) for value in inputs):
+        alone = call.result(at, bad, change)
+    if alone is None:
+        return torch.zeros_like(bad), True
+    wrong = bad & not_finite(alone)
+    return (wrong if numerics_of(call.name).needs_one else wrong & alone.isnan()), any_of(wrong)
+
+
+def was_there(call: Call, result: Tensor, bad: Tensor, at: int) -> Tensor:
+    """The elements that were already not finite when a function in place overwrote them.
+
+    No finite number would have become what such an element is now.
+    """
+    largest = torch.finfo(result.dtype).max
+    for value in (0.0, 1.0, -1.0, largest, -largest):
+        target = on_copies(call.args[0], functools.partial(torch.full_like, fill_value=value))
+        alone = call._replace(args=(target, *call.args[1:])).result(at, bad)
+        if alone is None:
+            return torch.zeros_like(bad)
+        bad = bad & ~_same(alone, result)
+    return bad
+
+
+def _same(one: Tensor, other: Tensor) -> Tensor:
+    return (one == other) | (one.isnan() & other.isnan())
+
+
+def recovered(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """The tensor that a call in place has overwritten, with a finite number for each element that was replaced.
+
+    The function runs again on the tensor as it is now, and this time it writes finite numbers only.
+    """
+    target = on_copies(args[0])
+    given, named = on_copies((args[1:], kwargs), torch.ones_like)
+    with rerun():
+        func(target, *map(_finite_number, given), **{name: _finite_number(value) for name, value in named.items()})
+    return numbers_of(target)
+
+
+def _finite_number(value: Any) -> Any:
+    return 1.0 if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# The descriptions of births: which call, which elements, made of which numbers.
+
+UNREADABLE = ", which explain can't read"
+"""How the text ends of what came out of such a tensor."""
+
+
+def describe(
+    nature: Any, call: Call, whole: Tensor, entries: Tensor, operands: str, phase: Any = "forward", **more: Any
+) -> Birth:
+    """A birth in some elements of a tensor."""
+    where = first_stored(whole, entries) if is_sparse(whole) else None
+    shape = entries.shape if where is None else whole.shape
+    where = first_entries(entries) if where is None else where
+    count, kind = int(entries.sum()), (tuple(shape), whole.dtype, whole.device)
+    here = numbers_of(whole)
+    is_nan = here is not None and here.shape == entries.shape and not bool((entries & ~here.isnan()).any())
+    return Birth(nature, phase, call.name, call.place, where, count, *kind, operands, is_nan=is_nan, **more)
+
+
+def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
+    """The birth of a tensor that is not finite, and that nothing in the block made."""
+    bad = not_finite(here)
+    first = here[bad][0].item()
+    infinite = first if isinstance(first, float) and bool((here[bad] == first).all()) else 0.0
+    base = None if tensor._base is None else weakref.ref(tensor._base)
+    return describe("given", call, tensor, bad, number(first), infinite=infinite, tensor=weakref.ref(tensor), base=base)
+
+
+def come_out(tensor: Tensor, bad: Tensor, call: Call, layout: str) -> Birth:
+    """The birth of what a call took out of a tensor whose numbers cannot be read."""
+    text = f"{number(tensor[bad][0].item())} out of a tensor of layout {layout}{UNREADABLE}"
+    return describe("given", call, tensor, bad, text)
+
+
+def held_before(grad: Tensor, here: Tensor, call: Call) -> Birth:
+    """The birth of a `.grad` that is not finite before a pass adds to it."""
+    bad = not_finite(here)
+    text = f"{number(here[bad][0].item())} in .grad before this pass"
+    return describe("given", call, grad, bad, text, held=True)
+
+
+def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change) -> Birth:
+    """The birth of elements that a call made, or that its arguments write down.
+
+    Args:
+        call: the call.
+        result: one of its results.
+        entries: the elements of the result.
+        at: the position of the result among the results.
+        change: puts finite numbers in place of the operands' NaN and infinities that the elements were not made of.
+    """
+    written = call.infinite_number()
+    here = numbers_of(result)
+    if written is not None and is_nan(written):
+        return describe("given", call, result, entries, str(written))
+    if written is not None and not (here is not None and bool((here.isnan() & entries).any())):
+        return describe("meant", call, result, entries, str(written), infinite=written)
+    born = first_born_in(call, entries, change)
+    too_large = _only_too_large(call, entries, at, born, result, change)
+    text = born.text if born is not None else ""
+    of_large = born is not None and born.of_large
+    optimizer = optimizer_here()
+    if optimizer:
+        text = text.removeprefix("1 + ")  # 1 in place of the parameter, of which there is no copy from before
+    more = {"too_large": too_large, "of_large": of_large, "optimizer": optimizer}
+    return describe("made", call, result, entries, text, **more)
+
+
+def _only_too_large(
+    call: Call, entries: Tensor, at: int, born: Computation | None, result: Tensor, change: Change
+) -> bool:
+    """Whether the true value is a number that the dtype has no room for."""
+    if born is not None and is_nan(born.result) and not born.of_large:
+        return False
+    try:
+        wider = call.results(lambda tensor: _in_double(change(tensor)))[at]
+    except Exception:
+        wider = None
+    if wider is not None and wider.shape == entries.shape and wider.dtype != result.dtype:
+        has_room = any_of(entries & ~not_finite(wider))
+        if has_room:
+            return True
+    return born is not None and not born.is_pole
+
+
+def _in_double(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -125,6 +125,10 @@ class Shadow(Protocol):
         """By edge, the elements that the loss uses; None for all of them."""
 
     @property
+    def is_complete(self) -> bool:
+        """Whether `ignoring` could follow each operator."""
+
+    @property
     def finite(self) -> Mapping[Any, bool]:
         """By node, whether what `ignoring` passes on there is finite."""
 
@@ -196,6 +200,31 @@ def diagnose(
         tie = _tie(birth, verdict, events, elements, senders)
         found.append(Diagnosis(birth, verdict, [reached.target for reached in ends], path, is_implied, tie))
     return found
+
+
+def with_hidden(
+    found: list[Diagnosis], events: Events, shadow: Shadow | None, hidden: Sequence[Birth]
+) -> list[Diagnosis]:
+    """These, and the origins that show only once the contaminated ones are fixed, if that is not enough.
+
+    Args:
+        found: what `diagnose` gave.
+        events, shadow: as for `diagnose`.
+        hidden: the births in the shadow.
+    """
+    is_fixed = Verdict("contaminated", False) not in [each.verdict for each in found]
+    if shadow is None or not shadow.is_complete or is_fixed:
+        return found
+    places = {(birth.operator, birth.place.filename, birth.place.line) for birth, *_ in found}
+    targets = [each.target for each in events.reached if each.edge and not shadow.fixed(each.target, each.edge)]
+    behind = [
+        Diagnosis(birth, Verdict(birth.kind_if_used, False), targets, (birth.operator,), is_hidden=True)
+        for birth in hidden
+        if targets and (birth.operator, birth.place.filename, birth.place.line) not in places
+    ]
+    every = [*found, *behind]
+    has_others = any(each.verdict.kind != "contaminated" for each in every)
+    return [each._replace(has_others=has_others) for each in every]
 
 
 def diagnose_results(provenances: Iterable[Provenance]) -> list[Diagnosis]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...ignoring.inside import (
     REPORT,
@@ -28,51 +29,25 @@ from ...ignoring.inside import (
 )
 from ..program.code import Place, is_recomputed, printable
 from ..program.tensors import BadElements, address, bad_numbers_of, memory, tensors_in
-from .history import History
-from .provenance import Birth, Provenance, all_births
+from .call import Call
+from .chain import Chain, chain_of
+from .provenance import Birth, Provenance, Provenances, all_births
 
 T = TypeVar("T")
 
 _MOST_UNCONSUMED = 1000
 
+MOST_CALLS = 2000
+"""The number of calls that are kept."""
+
+MOST_BYTES = 1 << 28
+"""The size of the operands that are kept."""
+
+AFTER = 3
+"""The number of calls after one of which each may be part of the same formula."""
+
 COMPILED = "torch.compile"
 """The name of a compiled region in a report, if nothing inside of it is known."""
-
-
-@dataclass
-class Provenances:
-    """The provenances of all tensors that exist."""
-
-    _by_memory: dict[int, tuple[StorageWeakRef, Provenance]] = field(default_factory=dict)
-    _swept: int = 64
-
-    def __bool__(self) -> bool:
-        return bool(self._by_memory)
-
-    def of(self, tensor: Tensor) -> Provenance | None:
-        """The provenance of a tensor, or None if nothing is known of it."""
-        if not self._by_memory:
-            return None
-        known = self._by_memory.get(memory(tensor)._cdata)
-        return known[1] if known is not None else None
-
-    def of_each(self, tensors: Iterable[Tensor]) -> list[Provenance]:
-        """The provenances of those tensors that have one."""
-        return [provenance for provenance in map(self.of, tensors) if provenance is not None]
-
-    def keep(self, tensor: Tensor, provenance: Provenance) -> None:
-        storage = memory(tensor)
-        self._by_memory[storage._cdata] = StorageWeakRef(storage), provenance
-        if len(self._by_memory) > 2 * self._swept:  # seldom enough that a sweep costs nothing per tensor
-            for key in [key for key, (memory, _) in self._by_memory.items() if memory.expired()]:
-                del self._by_memory[key]
-            self._swept = max(64, len(self._by_memory))
-
-    def forget(self, tensor: Tensor) -> None:
-        self._by_memory.pop(memory(tensor)._cdata, None)
-
-    def clear(self) -> None:
-        self._by_memory.clear()
 
 
 class Scope:
@@ -165,6 +140,86 @@ class Births:
             self._collecting[:] = [each for each in self._collecting if each is not births]
 
 
+class Step(NamedTuple):
+    """A call, what it gave, the node of the result, and the size of the operands in bytes."""
+
+    call: Call
+    result: weakref.ref[Tensor]
+    node: Any
+    size: int
+
+
+class History:
+    """The last calls of a block, by their results and by the nodes of these."""
+
+    def __init__(self) -> None:
+        self._steps: OrderedDict[int, Step] = OrderedDict()
+        self._by_node: dict[Any, Step] = {}
+        self._births: WeakKeyDictionary[Birth, Step] = WeakKeyDictionary()
+        self._bytes = 0
+
+    def note(self, call: Call, result: Tensor, node: Any) -> None:
+        """Keep a call that computed a new tensor."""
+        tensors = call.tensors()
+        size = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
+        if not tensors or size > MOST_BYTES // 8 or result.is_inference():
+            return
+        self._drop(id(result))
+        self._steps[id(result)] = step = Step(call, weakref.ref(result), node, size)
+        self._bytes += size
+        if node is not None:
+            self._by_node[node] = step
+        while len(self._steps) > MOST_CALLS or self._bytes > MOST_BYTES:
+            self._drop(next(iter(self._steps)))
+
+    def _drop(self, key: int) -> None:
+        step = self._steps.pop(key, None)
+        if step is not None:
+            self._bytes -= step.size
+            self._by_node.pop(step.node, None)
+
+    def of(self, tensor: Tensor) -> Step | None:
+        """The call that computed a tensor; None if it isn't known."""
+        step = self._steps.get(id(tensor))
+        return step if step is not None and step.result() is tensor else None
+
+    def _call_of(self, tensor: Tensor) -> Call | None:
+        step = self.of(tensor)
+        return None if step is None else step.call
+
+    def of_node(self, node: Any) -> Step | None:
+        """The call whose derivative a node computes."""
+        return self._by_node.get(node)
+
+    def note_birth(self, birth: Birth, step: Step | None) -> None:
+        """Note in which call a number was born."""
+        if step is not None:
+            self._births[birth] = step
+
+    def chains(self, birth: Birth) -> list[Chain]:
+        """The call in which a number was born, and those that used its result, each with the calls before it.
+
+        Those that used it come first: a formula of several calls is replaced as a whole.
+        """
+        step = self._births.pop(birth, None)
+        if step is None:
+            return []
+        found, results = [step], {id(step.result())}
+        for later in self._steps.values():
+            if any(id(tensor) in results for tensor in later.call.tensors()):
+                found.append(later)
+                results.add(id(later.result()))
+            if len(found) > AFTER:
+                break
+        return [chain_of(each.call, self._call_of) for each in reversed(found)]
+
+    def clear(self) -> None:
+        self._steps.clear()
+        self._births.clear()
+        self._by_node.clear()
+        self._bytes = 0
+
+
 class Findings:
     """What is known of the tensors of a block.
 
@@ -199,6 +254,13 @@ class Findings:
         self.unconsumed[memory(tensor)._cdata] = provenance
         if len(self.unconsumed) > _MOST_UNCONSUMED:
             self.unconsumed.pop(next(iter(self.unconsumed)))
+
+    def carry(self, tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
+        """Write on the node of a result, if it has one, which of its elements are not finite."""
+        node = node_of(tensor)
+        if node is not None:
+            self.carries = True
+            node.metadata.setdefault(_CARRIES, {}).setdefault(tensor.output_nr, []).extend(carried)
 
     def of_bad(self, value: Any) -> Provenance | None:
         """The provenance of a tensor that is not finite, if it is known."""
@@ -266,12 +328,6 @@ def note_call(node: Any, name: str, place: Place) -> None:
         saw(node)
         if not TELLS_OF_HOOKS:
             known[_READABLE] = not HOOKS
-
-
-def note_carried(tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
-    """Write on the node of a result which of its elements are not finite."""
-    node = node_of(tensor)
-    node.metadata.setdefault(_CARRIES, {}).setdefault(tensor.output_nr, []).extend(carried)
 
 
 def note_passed(node: Any, provenances: Iterable[Provenance]) -> None:

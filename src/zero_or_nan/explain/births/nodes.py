@@ -31,9 +31,8 @@ from ...ignoring.inside import (
 )
 from ..program.code import Place, place_here, users_frame
 from ..program.tensors import are_finite, is_finite, not_finite, numbers_of, on_copies, rerun
-from .arithmetic import Computation, first_born, number
-from .call import Call
-from .calls import come_in, describe, finite_ones
+from .arithmetic import Computation, first_born, limit, number
+from .call import Call, come_in, describe, finite_ones
 from .diagnosis import Born, Events
 from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed_by, saved_by, share_readable
 from .provenance import Birth, Provenance, all_births
@@ -272,6 +271,23 @@ class NodeBirths:
             value = value_of(node, birth.where[0], birth.shape)
             self._events.born[node] = Born(birth, entries, not is_pytorchs(node), value)
         return [*births, self._events.born[node].birth]
+
+    def of_sum(self, edge: Edge, here: Tensor, has_held: bool) -> Provenance | None:
+        """The provenance of a sum at an edge that is too large, if the gradients that were added up were finite.
+
+        Args:
+            edge: where they arrive.
+            here: their sum.
+            has_held: whether `.grad` was one more finite number in the sum.
+        """
+        senders = [node for node, slot in self._callers.senders.get(edge[0], ()) if slot == edge[1]]
+        count = len(senders) + has_held
+        if count < 2 or bool(here.isnan().any()):
+            return None
+        call = self._callers.of(senders[0]).call
+        text = f"the sum of {count} gradients > {limit(here.dtype)}"
+        birth = describe("made", call, here, not_finite(here), text, "backward", too_large=True)
+        return Provenance({birth: (call.name,)})
 
     def add_nothing(self, node: Any, caller: Caller, provenances: Sequence[Provenance], bad: Tensor) -> bool:
         """Whether the births that a node could bring in have arrived there already, and their text is made."""

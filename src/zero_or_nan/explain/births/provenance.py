@@ -16,8 +16,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..program.code import Place
+from ..program.tensors import memory
 
 MOST_STEPS = 40
 """The number of steps of a path that are kept."""
@@ -307,3 +309,39 @@ def all_births(provenances: Iterable[Provenance]) -> dict[Birth, None]:
 def without(provenance: Provenance, births: Collection[Birth]) -> Provenance:
     """The provenance without some births."""
     return Provenance({birth: path for birth, path in provenance.paths.items() if birth not in births})
+
+
+@dataclass
+class Provenances:
+    """The provenances of all tensors that exist."""
+
+    _by_memory: dict[int, tuple[StorageWeakRef, Provenance]] = field(default_factory=dict)
+    _swept: int = 64
+
+    def __bool__(self) -> bool:
+        return bool(self._by_memory)
+
+    def of(self, tensor: Tensor) -> Provenance | None:
+        """The provenance of a tensor, or None if nothing is known of it."""
+        if not self._by_memory:
+            return None
+        known = self._by_memory.get(memory(tensor)._cdata)
+        return known[1] if known is not None else None
+
+    def of_each(self, tensors: Iterable[Tensor]) -> list[Provenance]:
+        """The provenances of those tensors that have one."""
+        return [provenance for provenance in map(self.of, tensors) if provenance is not None]
+
+    def keep(self, tensor: Tensor, provenance: Provenance) -> None:
+        storage = memory(tensor)
+        self._by_memory[storage._cdata] = StorageWeakRef(storage), provenance
+        if len(self._by_memory) > 2 * self._swept:  # seldom enough that a sweep costs nothing per tensor
+            for key in [key for key, (memory, _) in self._by_memory.items() if memory.expired()]:
+                del self._by_memory[key]
+            self._swept = max(64, len(self._by_memory))
+
+    def forget(self, tensor: Tensor) -> None:
+        self._by_memory.pop(memory(tensor)._cdata, None)
+
+    def clear(self) -> None:
+        self._by_memory.clear()

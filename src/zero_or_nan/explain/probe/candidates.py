@@ -1,7 +1,8 @@
-"""The inputs that people meet: zeros, equal rows, an empty mask, a batch of one row, numbers that have grown.
+"""The inputs that are tried: zeros, equal rows, an empty mask, a batch of one row, numbers that have grown.
 
-Each input keeps its kind. What is likely comes first, and two inputs change together only after each has changed alone.
-Nothing is computed before it is tried, because inputs may be large.
+Each input keeps its kind: labels stay labels, and a row of probabilities sums to 1. A search that ignores this blames
+losses for inputs that they never get. What is likely comes first, and two inputs change together only after each has
+changed alone. Nothing is computed before it is tried, because inputs may be large.
 """
 
 from __future__ import annotations
@@ -9,25 +10,81 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .kinds import Kind
-from .running import Case
+from .loss import Case
+
+Kind = Literal[
+    "flags", "labels", "choices", "counts", "distributions", "log-distributions", "directions", "fractions",
+    "positives", "numbers", "fixed",
+]  # fmt: skip
+"""What the numbers of a tensor are:
+
+- flags: bools. labels: integers, of the range that the example has. choices: at most two different floats, 0 and 1 or
+  -1 and 1. counts: whole numbers from 0 on.
+- distributions: rows that are at least 0, and sum to 1. log-distributions: their logarithms. directions: rows of
+  length 1.
+- fractions: between 0 and 1. positives: larger than 0. numbers: all other floats.
+- fixed: what is not changed, such as complex and empty tensors.
+"""
+
+ROWS = ("distributions", "log-distributions", "directions")
+"""The kinds whose rows change as a whole."""
+
+_FLOATS = ("numbers", "positives", "fractions", "directions", "distributions")
 
 FACTORS = (10.0, 100.0, 1e4)
 """How far numbers grow, at most."""
 
-ONE_ROW = "the batch has one row"
+_ROUNDED = 2e-3
+"""How far the sum or the length of a row may be from 1."""
 
 _MOST_PAIRS = 300
 _MOST_LABELS = 10_000
 _MOST_VALUES = 6
 """How many elements are looked at for the labels that appear, and how many of these fill an input."""
 
-_FLOATS = ("numbers", "positives", "fractions", "directions", "distributions")
+
+def kind_of(example: Tensor) -> Kind:
+    """What a tensor of the example is."""
+    if not example.numel() or example.layout is not torch.strided or example.is_complex():
+        return "fixed"
+    if not example.is_floating_point():
+        return "flags" if example.dtype is torch.bool else "labels"
+    values = example.detach().double()
+    if not bool(values.isfinite().all()):
+        return "fixed"
+    has_rows = values.dim() > 0 and values.shape[-1] > 1
+    low, high = values.min().item(), values.max().item()
+    is_binary = values.dim() > 0 and bool(((values == 0) | (values.abs() == 1)).all())
+    if has_rows and low >= 0 and _is_one(values.sum(-1)) and (values.dim() > 1 or not is_binary):
+        return "distributions"
+    if is_binary and (low >= 0 or bool((values != 0).all())):
+        return "choices"
+    if has_rows and high <= 0 and _is_one(values.exp().sum(-1)):
+        return "log-distributions"
+    if has_rows and values.dim() > 1 and _is_one(values.norm(dim=-1)):
+        return "directions"
+    if low < 0:
+        return "numbers"
+    if bool((values == values.round()).all()):
+        return "counts"
+    return "fractions" if high <= 1 else "positives"
+
+
+def _is_one(numbers: Tensor) -> bool:
+    return bool(((numbers - 1).abs() < _ROUNDED).all())
+
+
+def is_within(kind: Kind, example: Tensor, found: Tensor) -> bool:
+    """Whether numbers are in the range of the example: at most ten times as large; numbers up to 1 may be bounded."""
+    if kind not in ("numbers", "positives", "counts"):
+        return True
+    largest = float(example.detach().abs().max())
+    return float(found.detach().abs().max()) <= max(1.0, largest if largest <= 1 else 10 * largest) * 1.001
 
 
 class Input(NamedTuple):
@@ -52,14 +109,14 @@ class Change(NamedTuple):
     Attributes:
         at: which input.
         make: gives the value for a factor. Only a value that grows depends on it.
+        phrase: what is special about it, with the factor in braces; empty if the numbers say so.
         factor: how far the value has grown, at most; 1 if it does not grow.
-        phrase: what is special about it, if the numbers do not say so.
     """
 
     at: int
     make: Callable[[float], Tensor]
-    factor: float = 1.0
     phrase: str = ""
+    factor: float = 1.0
 
     @property
     def grows(self) -> bool:
@@ -72,28 +129,34 @@ class Candidate(NamedTuple):
     Attributes:
         base: the case before the changes.
         changes: of single inputs.
-        phrase: what is special about it, if the numbers do not say so.
+        is_one_row: whether the batch was cut to one row.
     """
 
     base: Case
     changes: tuple[Change, ...] = ()
-    phrase: str = ""
+    is_one_row: bool = False
 
     @property
     def case(self) -> Case:
-        tensors = list(self.base.tensors)
+        case = self.base
         for change in self.changes:
-            tensors[change.at] = change.make(change.factor)
-        return self.base._replace(tensors=tuple(tensors))
+            case = case.with_input(change.at, change.make(change.factor))
+        return case
 
 
-def candidates(example: Case, inputs: Sequence[Input], parameters: Sequence[Input]) -> list[Candidate]:
+def candidates(example: Case, inputs: Sequence[Input], parameters: Sequence[Input]) -> Iterator[Candidate]:
     """All cases to try, in order: the likely ones first."""
     each = [
         [*_changes(at, given, [other for other in (*inputs, *parameters) if other is not given])]
         for at, given in enumerate(inputs)
     ]
-    alone = sorted(itertools.chain.from_iterable(each), key=lambda change: change.grows)
+    for change in sorted(itertools.chain.from_iterable(each), key=lambda change: change.grows):
+        yield Candidate(example, (change,))
+    sizes = {tensor.shape[0] for tensor in example.tensors if tensor.dim()}
+    if len(sizes) == 1 and sizes not in ({0}, {1}):  # the last batch of an epoch may have one row
+        yield Candidate(example.of_row(0), is_one_row=True)
+    for factor in FACTORS[:2] if parameters else ():
+        yield Candidate(example._replace(factor=factor))
     pairs = [
         pair
         for one, other in itertools.combinations(each, 2)
@@ -101,24 +164,8 @@ def candidates(example: Case, inputs: Sequence[Input], parameters: Sequence[Inpu
         if not (pair[0].grows and pair[1].grows)
     ]
     pairs.sort(key=lambda pair: pair[0].grows + pair[1].grows)
-    return [
-        *(_changed(example, (change,)) for change in alone),
-        *_of_one_row(example),
-        *(Candidate(example._replace(factor=factor)) for factor in FACTORS[:2] if parameters),
-        *(_changed(example, pair) for pair in pairs[:_MOST_PAIRS]),
-    ]
-
-
-def _changed(example: Case, changes: tuple[Change, ...]) -> Candidate:
-    return Candidate(example, changes, " and ".join(filter(None, (change.phrase for change in changes))))
-
-
-def _of_one_row(example: Case) -> Iterator[Candidate]:
-    """The last batch of an epoch may have one row."""
-    sizes = {tensor.shape[0] for tensor in example.tensors if tensor.dim()}
-    if len(sizes) == 1 and sizes not in ({0}, {1}):
-        tensors = tuple(tensor[:1] if tensor.dim() else tensor for tensor in example.tensors)
-        yield Candidate(example._replace(tensors=tensors), phrase=ONE_ROW)
+    for pair in pairs[:_MOST_PAIRS]:
+        yield Candidate(example, pair)
 
 
 def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]:
@@ -126,47 +173,47 @@ def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]
     name, x, kind, is_data = given
     if kind == "fixed":
         return
+
+    def change(make: Callable[[], Tensor], phrase: str = "") -> Change:
+        return Change(at, lambda _: make(), phrase)
+
+    rows, row = x.shape[0] if x.dim() > 1 else 1, x.shape[-1] if x.dim() else 1
     for value in _values(x, kind):
         for part in _parts(x, kind):
-            yield Change(at, functools.partial(_filled, x, part, value))
+            yield change(functools.partial(_filled, x, part, value))
     if kind == "positives" and is_data and x.dim():  # a pixel without depth, a month without sales
         for part in (0, (0,) * x.dim()):
-            yield Change(at, functools.partial(_filled, x, part, 0.0))
-    if x.dim() > 1 and x.shape[0] > 1:
-        yield Change(at, lambda _: x[:1].expand_as(x).clone(), phrase=f"all rows of {name} are equal")
-    if x.dim() and x.shape[-1] > 1 and kind in ("numbers", "positives", "counts", "fractions"):
-        phrase = f"the numbers in each row of {name} are equal"
-        yield Change(at, lambda _: x[..., :1].expand_as(x).clone(), phrase=phrase)
+            yield change(functools.partial(_filled, x, part, 0.0))
+    if rows > 1:
+        yield change(lambda: x[:1].expand_as(x).clone(), f"all rows of {name} are equal")
+    if row > 1 and kind in ("numbers", "positives", "counts", "fractions"):
+        yield change(lambda: x[..., :1].expand_as(x).clone(), f"the numbers in each row of {name} are equal")
         if x.dim() > 1:
-            whole = f"the numbers in {name} are equal"
-            yield Change(at, lambda _: x.flatten()[:1].expand(x.shape).clone(), phrase=whole)
-    if x.dim() > 1 and x.shape[-1] == x.shape[-2] > 1 and kind in (*_FLOATS, "choices"):
-        phrase = f"{name} is the identity"
-        yield Change(at, lambda _: torch.eye(x.shape[-1]).expand(x.shape).clone().to(x), phrase=phrase)
+            yield change(lambda: torch.full_like(x, x.flatten()[0].item()), f"the numbers in {name} are equal")
+    if x.dim() > 1 and row == x.shape[-2] > 1 and kind in (*_FLOATS, "choices"):
+        yield change(lambda: torch.eye(row).expand(x.shape).clone().to(x), f"{name} is the identity")
     if kind == "labels" and 1 < x.numel() <= int(x.max() - x.min()) + 1:
-        phrase = f"all of {name} are different"
-        yield Change(at, lambda _: torch.arange(x.numel()).reshape(x.shape).to(x) + x.min(), phrase=phrase)
-    if kind in ("distributions", "directions"):
-        for axis in dict.fromkeys((0, x.shape[-1] - 1)):
-            yield Change(at, functools.partial(_certain, x, axis))
+        yield change(lambda: torch.arange(x.numel()).reshape(x.shape).to(x) + x.min(), f"all of {name} are different")
+    if kind in ("distributions", "directions"):  # rows with a single 1
+        for axis in dict.fromkeys((0, row - 1)):
+            yield change(functools.partial(_filled, torch.zeros_like(x), (..., axis), 1.0))
     for other, tensor, of, _ in others:
-        if _may_be(kind, of) and (tensor.shape == x.shape or tensor.dim() > 1 and tensor.shape[-1:] == x.shape[-1:]):
-            yield Change(at, functools.partial(_like, tensor, x, 1), phrase=f"{name} is equal to {other}")
+        if _may_be(kind, of) and (tensor.shape == x.shape or tensor.dim() > 1 and tensor.shape[-1] == row):
+            yield change(functools.partial(_like, tensor, x, 1), f"{name} is equal to {other}")
             if kind in ("numbers", "directions"):
-                yield Change(at, functools.partial(_like, tensor, x, -1), phrase=f"{name} is the opposite of {other}")
-    for factor, make in _grown(x, kind):
-        yield Change(at, make, factor)
+                yield change(functools.partial(_like, tensor, x, -1), f"{name} is the opposite of {other}")
+    for factor, make, phrase in _grown(x, kind):
+        yield Change(at, make, f"{name} {phrase}", factor)
 
 
 def _values(x: Tensor, kind: Kind) -> list[float]:
     """The numbers that may fill an input."""
-    if kind == "flags":
-        return [False, True]
     if kind == "choices":
         return sorted({0.0, 1.0} if bool((x >= 0).all()) else {-1.0, 1.0})
     if kind == "labels":
         return x.flatten()[:_MOST_LABELS].unique().tolist()[:_MOST_VALUES] + [int(x.max())]
-    return {"counts": [0.0], "fractions": [0.0, 1.0], "numbers": [0.0]}.get(kind, [])
+    values = {"flags": (False, True), "counts": (0.0,), "fractions": (0.0, 1.0), "numbers": (0.0,)}
+    return [*values.get(kind, ())]
 
 
 def _parts(x: Tensor, kind: Kind) -> Iterator[Any]:
@@ -180,17 +227,10 @@ def _parts(x: Tensor, kind: Kind) -> Iterator[Any]:
         yield (0,) * x.dim()
 
 
-def _filled(x: Tensor, part: Any, value: float, _: float) -> Tensor:
+def _filled(x: Tensor, part: Any, value: float) -> Tensor:
     changed = x.clone()
     changed[part] = value
     return changed
-
-
-def _certain(x: Tensor, axis: int, _: float) -> Tensor:
-    """Rows with a single 1."""
-    certain = torch.zeros_like(x)
-    certain[..., axis] = 1
-    return certain
 
 
 def _may_be(kind: Kind, other: Kind) -> bool:
@@ -198,7 +238,7 @@ def _may_be(kind: Kind, other: Kind) -> bool:
     return kind in _FLOATS and (kind in (other, "numbers") or (kind, other) == ("fractions", "choices"))
 
 
-def _like(tensor: Tensor, x: Tensor, sign: int, _: float) -> Tensor:
+def _like(tensor: Tensor, x: Tensor, sign: int) -> Tensor:
     """A tensor in the shape of another; its rows are repeated."""
     if tensor.shape == x.shape:
         return sign * tensor.detach().to(x)
@@ -207,19 +247,20 @@ def _like(tensor: Tensor, x: Tensor, sign: int, _: float) -> Tensor:
     return sign * rows[torch.arange(count, device=rows.device) % len(rows)].reshape(x.shape).to(x)
 
 
-def _grown(x: Tensor, kind: Kind) -> Iterator[tuple[float, Callable[[float], Tensor]]]:
+def _grown(x: Tensor, kind: Kind) -> Iterator[tuple[float, Callable[[float], Tensor], str]]:
     """Larger numbers, also of the other sign, smaller ones, and numbers far from 0, each with the largest factor."""
     if kind == "log-distributions":
         for factor in (30.0, 300.0):
-            yield factor, lambda factor: torch.log_softmax(x * factor, -1)
+            phrase = "has the probabilities of logits that are {:g} times as large"
+            yield factor, lambda factor: torch.log_softmax(x * factor, -1), phrase
     if kind in ("numbers", "positives", "counts"):
         for factor in FACTORS:
-            yield factor, lambda factor: x * factor
+            yield factor, lambda factor: x * factor, "is {:g} times as large"
             if kind == "numbers":
-                yield factor, lambda factor: x * -factor
+                yield factor, lambda factor: x * -factor, "is {:g} times as large, with the other sign"
     if kind in ("numbers", "positives"):
-        yield 1e4, lambda factor: x / factor
+        yield 1e4, lambda factor: x / factor, "is {:g} times as small"
     if kind == "numbers":
         for factor in FACTORS[1:]:
-            yield factor, lambda factor: x + factor
-            yield factor, lambda factor: x - factor
+            yield factor, lambda factor: x + factor, "is larger by {:g}"
+            yield factor, lambda factor: x - factor, "is smaller by {:g}"

@@ -1,21 +1,40 @@
-"""What the user reads: each finding, with the input that shows it, and a test to paste."""
+"""What the user reads: each finding, with the input that shows it, and a test to paste.
+
+A test has about ten lines, and fails until the loss is fixed. It is run once, to see that it does.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..program.tensors import tensors_in
 from ..report.report import Origin, place
-from .edges import Edge
-from .kinds import Kind
-from .running import Loss, Numbers
+from .candidates import Change, Kind
+from .loss import Case, Loss
 
-MOST_PRINTED = 400
+MOST_ELEMENTS = 400
 """The number of elements up to which a test has the inputs as text."""
+
+_MOST_ROWS = 8
+
+_PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype)
+
+
+class Edge(NamedTuple):
+    """A call that has an edge."""
+
+    filename: str
+    line: int
+    function: str
+    source: str
 
 
 @dataclass
@@ -51,23 +70,21 @@ class Finding:
 
     def __str__(self) -> str:
         bad = [name for name, gradient in self.gradients.items() if not bool(gradient.isfinite().all())]
-        reached = " and ".join(filter(None, ["the loss" * (not bool(self.loss.isfinite())), _of_gradients(bad)]))
-        test = ["  a test that fails until it is fixed:", *textwrap.indent(self.test, "    ").splitlines()]
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        reached = ["the loss"] * (not bool(self.loss.isfinite()))
+        reached += [f"the gradient of {', '.join(bad[:3])}{more}"] * bool(bad)
         lines = [
             f"{self.kind}: {self.origin.operands or self.function}",
             f"  {place(self.file, self.line)}",
             f"    {self.source}",
-            f"  if {self.distance}: {reached} would not be finite",
+            f"  if {self.distance}: {' and '.join(reached)} would not be finite",
             f"  {self.origin.means}",
             *(f"    {line}" for line in self.remedy.splitlines()),
-            *(test if self.test else []),
         ]
+        if self.test:
+            lines.append("  a test that fails until it is fixed:")
+            lines += textwrap.indent(self.test, "    ").splitlines()
         return "\n".join(lines)
-
-
-def _of_gradients(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"the gradient of {', '.join(names[:3])}{more}" if names else ""
 
 
 @dataclass
@@ -96,76 +113,156 @@ class ProbeReport:
     def __str__(self) -> str:
         count = len(self.findings)
         head = f"{count} lines can fail" if count > 1 else "one line can fail" if count else "nothing was found"
-        searched = [f"  {place(edge.filename, edge.line)}  {edge.function} in {edge.source}" for edge in self.searched]
-        parts = [
-            f"{head} ({self.runs} runs of the loss)",
-            *map(str, self.findings),
-            *(
-                ["\n".join(["searched without success, which does not prove that they are safe:", *searched])]
-                if searched
-                else []
-            ),
-            *(f"note: {note}" for note in self.notes),
-        ]
-        return "\n\n".join(parts)
+        parts = [f"{head} ({self.runs} runs of the loss)", *map(str, self.findings)]
+        if self.searched:
+            lines = (f"  {place(edge.filename, edge.line)}  {edge.function} in {edge.source}" for edge in self.searched)
+            title = "searched without success, which does not prove that they are safe:"
+            parts.append("\n".join([title, *lines]))
+        return "\n\n".join([*parts, *(f"note: {note}" for note in self.notes)])
 
     def __repr__(self) -> str:
         return str(self)
 
 
-def distance(loss: Loss, found: Any, phrase: str, factors: dict[int, float], kinds: list[Kind]) -> str:
+# How far an input is from the example.
+
+
+def distance(loss: Loss, found: Case, changes: Sequence[Change], kinds: Sequence[Kind]) -> str:
     """How far a case is from the example, in words."""
-    said = []
-    if found.factor != 1:
-        said.append(f"all parameters are {found.factor:g} times as large")
-    if not phrase or factors:
-        for at, (before, after) in enumerate(zip(loss.example.tensors, found.tensors, strict=True)):
-            if before.shape == after.shape and not torch.equal(before, after):
-                said.append(_changed(loss.names[at], before, after, factors.get(at), kinds[at]))
-    return " and ".join(filter(None, [phrase if not factors else "", *said])) or "the inputs are those of the example"
+    said = [f"all parameters are {found.factor:g} times as large"] if found.factor != 1 else []
+    phrases = {change.at: change.phrase.replace("{:g}", f"{change.factor:g}") for change in changes}
+    for at, (before, after) in enumerate(zip(loss.example.tensors, found.tensors, strict=True)):
+        if not torch.equal(before, after):
+            said.append(phrases.get(at) or _changed(loss.names[at], before, after, kinds[at]))
+    return " and ".join(said) or "the inputs are those of the example"
 
 
-def _changed(name: str, before: Tensor, after: Tensor, factor: float | None, kind: Kind) -> str:
-    """How one input has changed."""
-    if factor is not None:
-        if torch.equal(after, before * factor):
-            return f"{name} is {factor:g} times as large"
-        if torch.equal(after, before * -factor):
-            return f"{name} is {factor:g} times as large, with the other sign"
-        if torch.equal(after, before / factor):
-            return f"{name} is {factor:g} times as small"
-        if torch.equal(after, before + factor):
-            return f"{name} is larger by {factor:g}"
-        if torch.equal(after, before - factor):
-            return f"{name} is smaller by {factor:g}"
-        return f"{name} has the probabilities of logits that are {factor:g} times as large"
+def _changed(name: str, before: Tensor, after: Tensor, kind: Kind) -> str:
+    """Which elements of an input have changed."""
     changed = before != after
     count, total = int(changed.sum()), changed.numel()
     values = after[changed].unique()
-    value = f"{values[0].item():.6g}" if kind not in ("flags", "labels") else f"{values[0].item()}"
-    rows = changed.reshape(len(changed), -1).any(-1).nonzero().flatten().tolist() if changed.dim() > 1 else []
-    if len(values) == 1 and bool((after == values[0]).all()):
-        return f"{name} is {value}" if total == 1 else f"all of {name} is {value}"
-    if len(rows) == 1 and bool((after[rows[0]] == values[0]).all()) and len(values) == 1 and after[0].numel() > 1:
-        return f"row {rows[0]} of {name} is {value} everywhere"
+    rows = changed.flatten(1).any(1).nonzero().flatten().tolist() if changed.dim() > 1 else []
     if len(values) == 1:
-        where = ", ".join(str(entry) for entry in changed.nonzero()[:1].tolist())
-        return (
-            f"the element {where} of {name} is {value}"
-            if count == 1
-            else f"{count} of {total} elements of {name} are {value}"
-        )
+        value = str(values[0].item()) if kind in ("flags", "labels") else f"{values[0].item():.6g}"
+        is_value = after == values[0]
+        if bool(is_value.all()):
+            return f"{name} is {value}" if total == 1 else f"all of {name} is {value}"
+        if len(rows) == 1 and after[0].numel() > 1 and bool(is_value[rows[0]].all()):
+            return f"row {rows[0]} of {name} is {value} everywhere"
+        if count == 1:
+            return f"the element {changed.nonzero()[0].tolist()} of {name} is {value}"
+        return f"{count} of {total} elements of {name} are {value}"
     if len(rows) == 1:
-        return f"row {rows[0]} of {name} is {_short(after[rows[0]])}"
+        numbers = [f"{number:.3g}" for number in after[rows[0]].flatten().tolist()]
+        return f"row {rows[0]} of {name} is [{', '.join(numbers[:6])}{', …' if len(numbers) > 6 else ''}]"
     return f"{count} of {total} elements of {name} change"
 
 
-def _short(row: Tensor) -> str:
-    numbers = [f"{number:.3g}" for number in row.flatten()[:6].tolist()]
-    return f"[{', '.join(numbers)}{', …' if row.numel() > 6 else ''}]"
+# The test.
 
 
-def named_gradients(loss: Loss, numbers: Numbers) -> dict[str, Tensor]:
-    """The gradients, by the names of inputs and parameters."""
-    names = [name for at, name in enumerate(loss.names) if loss.wants(at)] + [*loss.parameters]
-    return {name: each for name, each in zip(names, numbers.gradients, strict=True) if each is not None}
+def test_of(loss: Loss, case: Case, kinds: Sequence[Kind]) -> str:
+    """A test that fails on a case; empty if the inputs can't be written as text."""
+    if sum(tensor.numel() for tensor in case.tensors) > MOST_ELEMENTS:
+        return ""
+    pairs = zip(case.tensors, kinds, strict=True)
+    tensors = (_of_digits(tensor, 3) if kind in ("numbers", "positives") else tensor for tensor, kind in pairs)
+    rounded = case._replace(tensors=tuple(tensors))
+    for written in (*_of_one_row(loss, rounded), rounded, case):
+        with contextlib.suppress(ValueError):
+            text, name = _text(loss, written)
+            if loss.is_failed_by(text, name):
+                return text
+    return ""
+
+
+def _of_one_row(loss: Loss, case: Case) -> Iterator[Case]:
+    """The case with one row of each input, if one row of the example does not fail for another reason."""
+    rows = {len(tensor) for tensor in case.tensors if tensor.dim()}
+    for row in range(min(_MOST_ROWS, *rows) if len(rows) == 1 and rows != {1} else 0):
+        before = loss.numbers(loss.example.of_row(row))
+        if before is not None and before.is_finite and loss.fails(case.of_row(row)):
+            yield case.of_row(row)
+
+
+def _of_digits(tensor: Tensor, digits: int) -> Tensor:
+    numbers = [float(f"{number:.{digits}g}") for number in tensor.flatten().tolist()]
+    return torch.tensor(numbers, dtype=tensor.dtype, device=tensor.device).reshape(tensor.shape)
+
+
+def _text(loss: Loss, case: Case) -> tuple[str, str]:
+    """The test, and the name that it calls the loss by."""
+    name, imports = _name_of(loss.function)
+    is_module = isinstance(loss.function, nn.Module)
+    names = iter(loss.names)
+    lines, called, wanted = [], [], []
+    for at, thing in enumerate(loss.inputs_of(case)):
+        here = [next(names) for _ in tensors_in(thing)]
+        code = _expression(thing)
+        if isinstance(thing, Tensor):
+            variable = here[0] if here[0].isidentifier() and here[0] != name else f"input_{at}"
+            lines.append(f"{variable} = {code}")
+            wanted += [variable] * thing.requires_grad
+            code = variable
+        called.append(code)
+    if case.factor != 1:
+        if not is_module:
+            raise ValueError("the test can't name the parameters")
+        lines += [f"for parameter in {name}.parameters():", f"    parameter.data *= {case.factor:g}"]
+    if loss.is_random:
+        lines.append(f"torch.manual_seed({loss.seed})")
+    lines += [f"loss = {name}({', '.join(called)}){loss.path}", "assert loss.isfinite()"]
+    if wanted or loss.parameters:
+        lines.append("loss.backward()")
+    lines += [f"assert {variable}.grad.isfinite().all()" for variable in wanted]
+    if is_module and loss.parameters:
+        lines.append(f"for parameter in {name}.parameters():")
+        lines.append("    assert parameter.grad is None or parameter.grad.isfinite().all()")
+    title = f"def test_{name.rpartition('.')[2].strip('_')}_is_finite():"
+    return "\n".join(["import torch", *imports, "", "", title, *(f"    {line}" for line in lines), ""]), name
+
+
+def _name_of(function: Callable[..., Any]) -> tuple[str, list[str]]:
+    """A name for a loss, and the line that imports it, if it is in a module that can be imported."""
+    name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", None) or ""
+    is_global = name.isidentifier() and getattr(sys.modules.get(module), name, None) is function
+    imports = [f"from {module} import {name}"] if is_global and module != "__main__" else []
+    return name if name.isidentifier() else "loss_fn", imports
+
+
+def _expression(thing: Any) -> str:
+    """An input as code."""
+    if isinstance(thing, Tensor):
+        return _tensor(thing)
+    if type(thing) in (tuple, list):
+        parts = ", ".join(map(_expression, thing))
+        return f"[{parts}]" if isinstance(thing, list) else f"({parts},)"
+    if type(thing) is dict:
+        return f"{{{', '.join(f'{key!r}: {_expression(value)}' for key, value in thing.items())}}}"
+    if type(thing) not in _PLAIN:
+        raise ValueError(f"no code for {type(thing).__name__}")
+    return repr(thing)
+
+
+def _tensor(tensor: Tensor) -> str:
+    values = tensor.detach()
+    options = [] if values.dtype in (torch.float32, torch.int64, torch.bool) else [f"dtype={values.dtype}"]
+    options += [] if values.device.type == "cpu" else [f"device={str(values.device)!r}"]
+    options += ["requires_grad=True"] * tensor.requires_grad
+    if values.numel() > 8 and bool((values == values.flatten()[0]).all()):
+        start = f"torch.full({tuple(values.shape)}, {_numbers(values.flatten()[0])}"
+    else:
+        start = f"torch.tensor({_numbers(values)}"
+    return f"{', '.join([start, *options])})"
+
+
+def _numbers(values: Tensor) -> str:
+    """Numbers as code, with as many digits as their dtype needs."""
+    if values.dim():
+        return f"[{', '.join(map(_numbers, values))}]"
+    number = values.item()
+    if not values.is_floating_point():
+        return repr(number)
+    shorter = (float(f"{number:.{digits}g}") for digits in range(1, 17))
+    return repr(next((each for each in shorter if torch.tensor(each, dtype=values.dtype).item() == number), number))

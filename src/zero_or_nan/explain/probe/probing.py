@@ -1,25 +1,32 @@
-"""What users call: `explain.probe`, the search for a NaN that has not happened yet."""
+"""What users call: `explain.probe`, the search for a NaN that has not happened yet.
+
+The search tries the inputs that people meet. Then it follows a gradient, as GRIST does: it moves the inputs by the
+gradient of the distance between an operand and its edge, with Newton's step where GRIST takes steps of a fixed rate. An
+edge is a number at which the value or the slope of a function is not finite: the end of its domain, or a pole.
+`functions/numerics.py` knows them. From an input that fails, the search goes back towards the example.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from ...functions.numerics import numerics_of
+from ..births.call import Call, in_order
+from ..program.code import Places, plan_of
 from ..report.report import Origin, place
-from .candidates import ONE_ROW, Candidate, Input, candidates
-from .edges import Calls, edge_of, towards
-from .finding import Finding, ProbeReport, distance, named_gradients
-from .kinds import is_within, kind_of
-from .nearest import nearest
-from .running import Case, Key, Loss, TimeIsUp
-from .testing import test_of
+from .candidates import ROWS, Candidate, Change, Input, Kind, candidates, is_within, kind_of
+from .finding import Edge, Finding, ProbeReport, distance, test_of
+from .loss import Case, Key, Loss
 
 MOST_TRIES = 6
 """How many inputs are tried for a line before it is given up: float64 fails on all of them, or gives a huge number."""
@@ -30,12 +37,18 @@ MOST_EDGES = 50
 NEAR = 10.0
 """How many times as large or small numbers may be where float64 gives no number either."""
 
-
 FAILS_ON_ONE_ROW = (
     "a batch of one row is not finite at {}, and many losses need two rows: let the DataLoader drop its last batch, or "
     "handle this batch"
 )
 TIME_IS_UP = "the search was stopped after {:g} seconds, and some inputs were not tried: pass a larger `seconds`"
+
+_OTHERS = {"norm", "linalg_vector_norm", "std", "var", "atan2", "normalize", "pdist", "cdist", "cosine_similarity"}
+"""Functions with an edge at equal or zero operands, which is no end of a domain."""
+
+_STEPS = 6
+_BISECTIONS = 8
+_MOST_PARTS = 64
 
 
 def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed: int = 0) -> ProbeReport:
@@ -71,12 +84,10 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
     """
     if not seconds > 0:
         raise ValueError(f"seconds={seconds!r} is not positive: give the search some time")
-    search = Search(Loss(loss_fn, inputs, seed, seconds))
     began = time.monotonic()
+    search = Search(Loss(loss_fn, inputs, seed), began + seconds)
     with search.loss.kept():
-        try:
-            search.run()
-        except TimeIsUp:
+        if not search.run():
             search.report.notes.append(TIME_IS_UP.format(seconds))
     search.report.runs, search.report.seconds = search.loss.runs, time.monotonic() - began
     return search.report
@@ -85,80 +96,91 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
 class Search:
     """One search: it tries cases, and keeps the nearest case of each finding."""
 
-    def __init__(self, loss: Loss) -> None:
-        self.loss = loss
+    def __init__(self, loss: Loss, ends: float) -> None:
+        self.loss, self._ends = loss, ends
         self.report = ProbeReport()
         self.kinds = list(map(kind_of, loss.example.tensors))
         self._tries: Counter[Key] = Counter()
 
-    def run(self) -> None:
-        """Try the example, the inputs that people meet, and then those that a gradient leads to."""
+    def run(self) -> bool:
+        """Try the example, the inputs that people meet, and those that a gradient leads to; False if time was up."""
+        example = self.loss.example
         if not self.loss.begin().is_finite:
-            self._look_at(Candidate(self.loss.example))
-            return
-        recorded = self.loss.recorded(self.loss.example, Calls())
-        edges = [] if recorded is None else list(map(edge_of, recorded[0].found))
+            self._look_at(Candidate(example))
+            return True
+        calls = Calls()
+        self.loss.recorded(example, calls)
+        edges = [Edge(call.place.filename, call.place.line, call.name, call.place.source) for call in calls.found]
         self.report.searched = list(dict.fromkeys(edges))
-        tries = candidates(self.loss.example, *self._inputs())
-        self.loss.announce(len(tries))
-        for candidate in tries:
+        for candidate in itertools.chain(candidates(example, *self._inputs()), self._towards(edges[:MOST_EDGES])):
+            if self._is_over():
+                return False
             if self.loss.fails(candidate.case):
                 self._look_at(candidate)
-        for number, edge in enumerate(edges[:MOST_EDGES]):
-            if edge in self.report.searched:
-                for case in towards(self.loss, number, self.kinds):
-                    if self.loss.fails(case):
-                        self._look_at(Candidate(case))
-                        break
+        return True
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._ends
 
     def _inputs(self) -> tuple[list[Input], list[Input]]:
         """The inputs, and the parameters."""
-        given = zip(self.loss.names, self.loss.example.tensors, self.kinds, strict=True)
-        inputs = [Input(*each, is_data=not self.loss.wants(at)) for at, each in enumerate(given)]
+        given = zip(self.loss.names, self.loss.example.tensors, self.kinds, self.loss.wants, strict=True)
+        inputs = [Input(name, tensor, kind, is_data=not wants) for name, tensor, kind, wants in given]
         return inputs, [Input(name, each, kind_of(each), False) for name, each in self.loss.parameters.items()]
+
+    def _towards(self, edges: Sequence[Edge]) -> Iterator[Candidate]:
+        """Cases that the gradient leads to, for each call that has not failed yet."""
+        for number, edge in enumerate(edges):
+            cases = towards(self.loss, number, self.kinds)
+            while edge in self.report.searched and (case := next(cases, None)) is not None:
+                yield Candidate(case)
+
+    def _look_at(self, candidate: Candidate) -> None:
+        """Confirm what a case shows, and keep what is new."""
+        for key, kind in self.loss.births(candidate.case).items():
+            if self._tries[key] > MOST_TRIES:
+                continue
+            if candidate.is_one_row:
+                self.report.notes.append(FAILS_ON_ONE_ROW.format(place(*key[:2])))
+                return
+            if kind != "bad input":
+                self._tries[key] += 1
+                self._confirm(candidate, key)
+
+    def _confirm(self, candidate: Candidate, key: Key) -> None:
+        """Keep the nearest case that shows a birth. If the time is up, the case stays as far away as it is."""
+
+        def shows(case: Case) -> bool:
+            return not self._is_over() and self.loss.fails(case) and key in self.loss.births(case)
+
+        case, changes = nearest(candidate, self.loss.example, self.kinds, shows)
+        if self._is_possible(case, max([case.factor, *(change.factor for change in changes)])):
+            self._tries[key] = MOST_TRIES + 1
+            for origin in self.loss.explained(case).origins:
+                if (origin.filename, origin.line, origin.operator) == key:
+                    self._keep(case, changes, origin)
+                    break
 
     @cached_property
     def _has_exact(self) -> bool:
         """Whether the loss gives the same in float64, so that a run there shows what a number should have been."""
-        first, exact = self.loss.numbers(self.loss.example), self.loss.exact(self.loss.example)
+        first, exact = (self.loss.numbers(self.loss.example, dtype) for dtype in (None, torch.float64))
         if first is None or exact is None:
             return False
         return bool(torch.allclose(exact.loss.double(), first.loss.double(), rtol=1e-2, atol=1e-4))
 
-    def _look_at(self, candidate: Candidate) -> None:
-        """Confirm what a case shows, and keep what is new. If the time is up, the case is kept as far away as it is."""
-        births = self.loss.births(candidate.case)
-        if candidate.phrase == ONE_ROW:
-            known = [key for key in births if self._tries[key] <= MOST_TRIES]
-            self.report.notes += [FAILS_ON_ONE_ROW.format(place(*key[:2])) for key in known[:1]]
-            return
-        ends = self.loss.ends
-        for key, kind in births.items():
-            if kind == "bad input" or self._tries[key] > MOST_TRIES:
-                continue
-
-            def shows(case: Case, key: Key = key) -> bool:
-                return time.monotonic() < ends and self.loss.fails(case) and key in self.loss.births(case)
-
-            self._tries[key] += 1
-            with self.loss.overtime():
-                case, factors = nearest(candidate, self.loss.example, self.kinds, shows)
-                if self._is_possible(case, max([case.factor, *factors.values()])):
-                    self._tries[key] = MOST_TRIES + 1
-                    origins = self.loss.explained(case).origins
-                    origin = next((each for each in origins if (each.filename, each.line, each.operator) == key), None)
-                    if origin is not None:
-                        self._keep(candidate, case, factors, origin)
-
     def _is_possible(self, case: Case, growth: float) -> bool:
-        """Whether an input can occur: float64 gives an ordinary number there, or the input is near the example."""
-        exact = self.loss.exact(case) if self._has_exact else None
-        dtype = self.loss.dtype
-        if exact is not None and all(_is_ordinary(each, dtype) for each in (exact.loss, *exact.gradients)):
+        """Whether an input can occur: float64 gives an ordinary number there, or the input is near the example.
+
+        A number is ordinary if it is finite, and far from the largest number of the dtype of the loss.
+        """
+        exact = self.loss.numbers(case, torch.float64) if self._has_exact else None
+        most = math.sqrt(torch.finfo(self.loss.dtype).max)
+        if exact is not None and all(bool((n.abs() < most).all()) for n in (exact.loss, *exact.gradients.values())):
             return True
         return growth <= NEAR and all(map(is_within, self.kinds, self.loss.example.tensors, case.tensors))
 
-    def _keep(self, candidate: Candidate, case: Case, factors: dict[int, float], origin: Origin) -> None:
+    def _keep(self, case: Case, changes: Sequence[Change], origin: Origin) -> None:
         numbers = self.loss.numbers(case)
         assert numbers is not None
         parameters = self.loss.parameters.items() if case.factor != 1 else ()
@@ -169,11 +191,11 @@ class Search:
                 source=origin.source,
                 function=origin.operator,
                 kind=origin.kind,
-                distance=distance(self.loss, case, candidate.phrase, factors, self.kinds),
+                distance=distance(self.loss, case, changes, self.kinds),
                 inputs=self.loss.inputs_of(case),
                 parameters={name: each.detach() * case.factor for name, each in parameters},
                 loss=numbers.loss,
-                gradients=named_gradients(self.loss, numbers),
+                gradients=numbers.gradients,
                 remedy=origin.remedy,
                 test=test_of(self.loss, case, self.kinds),
                 origin=origin,
@@ -183,6 +205,161 @@ class Search:
         self.report.searched = [edge for edge in self.report.searched if edge[:3] != key]
 
 
-def _is_ordinary(exact: Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether numbers in float64 are finite, and far from the largest number of a dtype."""
-    return exact is None or bool((exact.abs() < math.sqrt(torch.finfo(dtype).max)).all())
+# The way to an edge.
+
+
+class Calls(TorchFunctionMode):
+    """While entered, notes the calls that have an edge, with their operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Call] = []
+        self._places = Places()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plan = plan_of(func)
+        if plan.is_checked and has_edge(plan.name):
+            call = Call(func, plan.name, self._places.here(), args, kwargs or {})
+            self.found += [] if _is_far(call) else [call]
+        return func(*args, **(kwargs or {}))
+
+
+def has_edge(name: str) -> bool:
+    """Whether a function is infinite or undefined somewhere, other than for operands that are too large."""
+    known = numerics_of(name)
+    return known.pole is not None or known.domain != (-math.inf, math.inf) or known.name in _OTHERS
+
+
+def _is_far(call: Call) -> bool:
+    """Whether a number among the operands keeps a call from its edge: a whole exponent, or a divisor other than 0."""
+    number = in_order(call)[1] if call.name in ("pow", "div") and len(call.args) > 1 else None
+    return isinstance(number, (int, float)) and number != 0 and (call.name == "div" or number == int(number) > 0)
+
+
+def towards(loss: Loss, number: int, kinds: Sequence[Kind]) -> Iterator[Case]:
+    """Cases in which the operand of a call comes nearer to its edge, and passes it.
+
+    Args:
+        loss: the loss.
+        number: which of the calls with an edge, in order of time.
+        kinds: those of the inputs.
+    """
+    case = loss.example
+    moved = [at for at, kind in enumerate(kinds) if kind == "numbers"]
+    for _ in range(_STEPS):
+        calls = Calls()
+        given = loss.recorded(case, calls)
+        gap = _gap(calls.found[number]) if given and number < len(calls.found) else None
+        if gap is None or not gap.requires_grad or not moved:
+            return
+        leaves = [given[at] for at in moved]
+        slopes = torch.autograd.grad(gap, leaves, allow_unused=True, materialize_grads=True)
+        size = float(sum(slope.double().square().sum() for slope in slopes))
+        if not 0 < size < math.inf or not math.isfinite(gap.item()):
+            return
+        step = (gap.item() + 0.5 * abs(gap.item()) + 1e-3) / size
+        for at, slope in zip(moved, slopes, strict=True):
+            case = case.with_input(at, case.tensors[at] - step * slope.detach())
+        if not all(map(is_within, kinds, loss.example.tensors, case.tensors)):
+            return
+        yield case
+
+
+def _gap(call: Call) -> Tensor | None:
+    """How far the nearest element of an operand is from an edge; None if that is no single number."""
+    known = numerics_of(call.name)
+    operands = [each for each in in_order(call) if isinstance(each, Tensor) and each.is_floating_point()]
+    if not operands or not operands[0].numel():
+        return None
+    low, high = known.domain
+    if low == -math.inf and high == math.inf:
+        return operands[-1].abs().min() if known.name == "div" and len(operands) > 1 else None
+    gaps = [operands[0].min() - low] if low != -math.inf else []
+    gaps += [high - operands[0].max()] if high != math.inf else []
+    return min(gaps, key=Tensor.item)
+
+
+# The way back: fewer inputs, fewer rows, fewer elements, a smaller factor.
+
+
+def nearest(
+    candidate: Candidate, example: Case, kinds: Sequence[Kind], shows: Callable[[Case], bool]
+) -> tuple[Case, list[Change]]:
+    """A case that is as near to the example as was found, and its changes with the factors that they have there."""
+    case = candidate.case
+    if case.factor != 1:
+        case = case._replace(factor=_least(case.factor, lambda factor: shows(case._replace(factor=factor))))
+    changes = list(candidate.changes)
+    for change in candidate.changes:
+        without = case.with_input(change.at, example.tensors[change.at])
+        if len(changes) > 1 and shows(without):
+            case = without
+            changes.remove(change)
+    for number, change in enumerate(changes):
+        case, changes[number] = _smaller(case, change, example.tensors[change.at], kinds[change.at], shows)
+    return case, changes
+
+
+def _smaller(
+    case: Case, change: Change, before: Tensor, kind: Kind, shows: Callable[[Case], bool]
+) -> tuple[Case, Change]:
+    """The case with less of a change: a smaller factor, or some of the rows and elements as they were."""
+
+    def put(tensor: Tensor) -> Case:
+        return case.with_input(change.at, tensor)
+
+    if change.grows:
+        factor = _least(change.factor, lambda factor: shows(put(change.make(factor))))
+        return put(change.make(factor)), change._replace(factor=factor)
+    after = case.tensors[change.at]
+    shapes = [(len(before), *[1] * (before.dim() - 1))] if before.dim() > 1 else []
+    for shape in shapes if kind in ROWS else [*shapes, before.shape]:
+        after = _fewest(before, after, shape, lambda tensor: shows(put(tensor)))
+    return put(after), change
+
+
+def _least(most: float, shows: Callable[[float], bool]) -> float:
+    """A factor of two digits that shows it, found by bisection: no smaller one needs to be looked for much below."""
+    low, high = 1.0, most
+    for _ in range(_BISECTIONS):
+        middle = math.sqrt(low * high)
+        unit = 10.0 ** (math.floor(math.log10(middle)) - 1)
+        middle = math.ceil(middle / unit) * unit
+        if not low < middle < high:
+            break
+        if shows(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _fewest(before: Tensor, after: Tensor, shape: Sequence[int], shows: Callable[[Tensor], bool]) -> Tensor:
+    """A tensor with fewer of the changes: one of them, or what is left when parts are put back that get smaller.
+
+    Args:
+        before, after: the tensor without and with all changes.
+        shape: (n, 1, …) if rows are put back as a whole, else that of the tensor.
+        shows: whether a tensor has enough of the changes.
+    """
+    changed = before != after
+    changed = changed.flatten(1).any(1) if tuple(shape) != tuple(before.shape) else changed.flatten()
+    places = changed.nonzero().flatten().tolist()
+
+    def of(some: list[int]) -> Tensor:
+        chosen = torch.zeros_like(changed)
+        chosen[some] = True
+        return torch.where(chosen.reshape(shape), after, before)
+
+    for single in places[:3]:
+        if shows(of([single])):
+            return of([single])
+    parts, tries = [places], 0
+    while tries < _MOST_PARTS and any(len(part) > 1 for part in parts):
+        parts = [half for part in parts for half in (part[: len(part) // 2], part[len(part) // 2 :]) if half]
+        for part in list(parts):
+            rest = [each for each in parts if each is not part]
+            tries += 1
+            if rest and shows(of(list(itertools.chain.from_iterable(rest)))):
+                parts = rest
+    return of(list(itertools.chain.from_iterable(parts)))

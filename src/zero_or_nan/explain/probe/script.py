@@ -22,8 +22,8 @@ from ...replacing import put_back, replace_engine
 from ..program.code import is_inside
 from ..program.tensors import tensors_in
 from .finding import ProbeReport
+from .loss import loss_of
 from .probing import probe
-from .running import loss_of
 
 NO_FUNCTION = (
     "no function of the script returned the loss of the first backward pass: write the loss as a function, or call "
@@ -84,23 +84,22 @@ class Losses:
         if event == "call":
             if not frame.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE):
                 self._running[frame] = self._count, dict(frame.f_locals)
-            return
-        began, values = self._running.pop(frame, (0, None))
-        loss = None if values is None else _loss_in(result)
-        function = None if loss is None else _function_of(frame)
-        if values is not None and loss is not None and function is not None:
-            name = function.__qualname__
-            self._found.append(Called(name, *_called(function, values), loss, began, self._count))
+        elif frame in self._running:
+            began, values = self._running.pop(frame)
+            loss = _loss_in(result)
+            function = None if loss is None else _function_of(frame)
+            if loss is not None and function is not None:
+                self._found.append(Called(function.__qualname__, *_called(function, values), loss, began, self._count))
 
     def _search(self, run: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
         self.__exit__()
         graph = graph_from(tensors_in(roots))
-        inside = [each for each in self._found if each.loss.grad_fn in graph]
-        outermost = [each for each in inside if not any(o.began < each.began and each.ended < o.ended for o in inside)]
+        calls = [call for call in self._found if call.loss.grad_fn in graph]
+        outermost = [call for call in calls if not any(o.began < call.began and call.ended < o.ended for o in calls)]
         reports: dict[str, ProbeReport] = {}
-        for each in outermost:
-            if each.name not in reports:
-                reports[each.name] = probe(each.function, *each.inputs, seconds=self._seconds)
+        for call in outermost:
+            if call.name not in reports:
+                reports[call.name] = probe(call.function, *call.inputs, seconds=self._seconds)
         raise FirstStep(reports)
 
 
@@ -121,13 +120,9 @@ def _function_of(frame: FrameType) -> FunctionType | None:
 
 def _called(function: FunctionType, values: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A function and its positional arguments, from its variables when it was called."""
-    code = function.__code__
-    inputs = [values[name] for name in code.co_varnames[: code.co_argcount]]
-    rest = iter(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
-    inputs += values[next(rest)] if code.co_flags & inspect.CO_VARARGS else []
-    named = {name: values[name] for name in code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]}
-    named |= values[next(rest)] if code.co_flags & inspect.CO_VARKEYWORDS else {}
-    called: Callable[..., Any] = function
-    if code.co_varnames[:1] == ("self",):
-        called = MethodType(function, inputs.pop(0))
+    names, more, more_named = inspect.getargs(function.__code__)
+    count = function.__code__.co_argcount
+    inputs = [*(values[name] for name in names[:count]), *(values[more] if more else ())]
+    named = {name: values[name] for name in names[count:]} | (values[more_named] if more_named else {})
+    called: Callable[..., Any] = MethodType(function, inputs.pop(0)) if names[:1] == ["self"] else function
     return functools.partial(called, **named) if named else called, tuple(inputs)

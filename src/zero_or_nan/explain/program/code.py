@@ -11,7 +11,8 @@ import linecache
 import os
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
@@ -56,7 +57,8 @@ class Place(NamedTuple):
 
     @property
     def line(self) -> int:
-        return _line(self.code, self.instruction)
+        lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end and line)
+        return next(lines, self.code.co_firstlineno)
 
     @property
     def function(self) -> str:
@@ -105,15 +107,16 @@ def place_at(filename: str, line: int, function: str, module: nn.Module | None) 
     return Place(code, 0, module)
 
 
+def _outward(at: FrameType | None) -> Iterator[FrameType]:
+    """A frame, and those that led to it."""
+    while at is not None:
+        yield at
+        at = at.f_back
+
+
 def modules_around() -> list[nn.Module]:
     """The modules whose calls led here, the outermost first."""
-    at: FrameType | None = sys._getframe(1)
-    found = []
-    while at is not None:
-        if at.f_code is _CALL:
-            found.append(at.f_locals["self"])
-        at = at.f_back
-    return found[::-1]
+    return [at.f_locals["self"] for at in _outward(sys._getframe(1)) if at.f_code is _CALL][::-1]
 
 
 class Places:
@@ -154,16 +157,12 @@ def printable(text: str) -> str:
 
 def users_frame() -> FrameType | None:
     """The deepest frame outside of PyTorch and of this library."""
-    at: FrameType | None = sys._getframe(1)
-    while at is not None and is_inside(at.f_code.co_filename):
-        at = at.f_back
-    return at
+    return next((at for at in _outward(sys._getframe(1)) if not is_inside(at.f_code.co_filename)), None)
 
 
 def optimizer_here() -> str:
     """The name of the optimizer whose step called what runs now, as opposed to the user's closure; else empty."""
-    at: FrameType | None = sys._getframe(1)
-    while at is not None:
+    for at in _outward(sys._getframe(1)):
         code = at.f_code
         if code.co_name == "step" and code.co_varnames[:1] == ("self",):  # the locals of other frames would be kept
             owner = at.f_locals.get("self")
@@ -171,35 +170,18 @@ def optimizer_here() -> str:
                 return type(owner).__name__
         if not is_inside(code.co_filename):
             break
-        at = at.f_back
     return ""
 
 
 def is_loading() -> bool:
     """Whether a module copies what it loads into its parameters and buffers."""
-    at: FrameType | None = sys._getframe(1)
-    while at is not None and is_inside(at.f_code.co_filename):
-        if at.f_code is _LOAD:
-            return True
-        at = at.f_back
-    return False
+    ours = takewhile(lambda at: is_inside(at.f_code.co_filename), _outward(sys._getframe(1)))
+    return any(at.f_code is _LOAD for at in ours)
 
 
 def is_recomputed() -> bool:
     """Whether a checkpoint runs this code again."""
-    at: FrameType | None = sys._getframe(1)
-    while at is not None:
-        if at.f_code.co_filename == _CHECKPOINT:
-            return True
-        at = at.f_back
-    return False
-
-
-def _line(code: CodeType, instruction: int) -> int:
-    for start, end, line in code.co_lines():
-        if start <= instruction < end and line is not None:
-            return line
-    return code.co_firstlineno
+    return any(at.f_code.co_filename == _CHECKPOINT for at in _outward(sys._getframe(1)))
 
 
 def of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], list[T]]) -> list[T]:

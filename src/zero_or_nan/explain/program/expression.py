@@ -15,7 +15,7 @@ import tokenize
 from collections.abc import Iterator
 from itertools import islice
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...functions.numerics import numerics_of
 from ...functions.rewrites import OPERATORS
@@ -64,13 +64,11 @@ class Expression(NamedTuple):
             return []
         given = [ast.unparse(argument) for argument in node.args]
         called = node.func
-        if isinstance(called, ast.Attribute) and not self.is_loss and not _is_of_module(called.value):
-            given.insert(0, ast.unparse(called.value))
+        if isinstance(called, ast.Attribute) and not self.is_loss:
+            owner = ast.unparse(called.value)
+            if owner.rpartition(".")[2] not in _MODULES:
+                given.insert(0, owner)
         return given
-
-
-def _is_of_module(value: ast.expr) -> bool:
-    return ast.unparse(value).rpartition(".")[2] in _MODULES
 
 
 def expression_at(place: Place, name: str) -> Expression | None:
@@ -106,15 +104,12 @@ def _expression(code: CodeType, instruction: int, line: int, name: str) -> Expre
         if not _is_call_of(node, name):
             return None
     scopes = [each for each in ast.walk(tree) if isinstance(each, _SCOPES)] if tree is not None else []
-    has_scope = any(_spans(scope, len(text[:start].encode())) for scope in scopes)
+    at = len(text[:start].encode())
+    has_scope = any(scope.col_offset <= at < (scope.end_col_offset or 0) for scope in scopes)
     return Expression(node, text, start, end, tree is not None, has_scope, not name)
 
 
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-def _spans(scope: Any, at: int) -> bool:
-    return bool(scope.col_offset <= at < scope.end_col_offset)
 
 
 def _without_comment(source: str) -> str:

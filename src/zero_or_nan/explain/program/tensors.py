@@ -31,6 +31,7 @@ from ...ignoring.inside import (
     stored,
     stored_at,
     total,
+    tree_map_only,
 )
 
 _enable_profiler: Any = torch.autograd._enable_record_function  # type: ignore[attr-defined]
@@ -344,10 +345,11 @@ def rerun() -> Iterator[None]:
 
 def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> Any:
     """The arguments with a copy of each tensor, so that a function that runs again changes nothing."""
-    if isinstance(things, Tensor):
-        copy = things.detach()
-        here = numbers_of(things)
-        copy = copy.clone() if here is not None or not things.is_sparse else copy
+
+    def copied(tensor: Tensor) -> Tensor:
+        copy = tensor.detach()
+        here = numbers_of(tensor)
+        copy = copy.clone() if here is not None or not tensor.is_sparse else copy
         if change is None or here is None:
             return copy
         if not is_sparse(copy):
@@ -356,9 +358,5 @@ def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> 
         copy = copy.to(changed.dtype)
         stored(copy).copy_(changed)
         return copy
-    if isinstance(things, (tuple, list)):
-        parts = [on_copies(thing, change) for thing in things]
-        return type(things)(*parts) if hasattr(things, "_fields") else type(things)(parts)
-    if isinstance(things, dict):
-        return {key: on_copies(value, change) for key, value in things.items()}
-    return things
+
+    return tree_map_only(Tensor, copied, things)

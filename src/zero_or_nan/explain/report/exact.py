@@ -9,7 +9,7 @@ import ast
 import linecache
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from ...functions.numerics import is_pointwise, numerics_of
 from ..births.arithmetic import limit, number
 from ..births.call import Call, in_order
-from ..births.history import Chain, Run
+from ..births.chain import Chain, Run
 from ..program.expression import expression_at, is_bound
 from ..program.tensors import not_finite, without_side_effects
 
@@ -41,15 +41,17 @@ class Outcome(NamedTuple):
         return [self.value, *self.gradients.values()]
 
 
-def outcome(result: Tensor, leaves: Mapping[int, Tensor]) -> Outcome:
-    """The outcome of a computation that was recorded."""
-    weights = torch.arange(result.numel(), device=result.device, dtype=torch.float64).sin() / 2 + 1
-    return Outcome(result.detach(), _gradients(result, leaves, weights.to(result.dtype).reshape(result.shape)))
+def outcome(run: Run, of: Container[int] | None = None) -> Outcome:
+    """The outcome of a run, with the gradients by all leaves, or by those `of` these identities."""
+    leaves = {key: leaf for key, leaf in run.leaves.items() if of is None or key in of}
+    weights = torch.arange(run.result.numel(), device=run.result.device, dtype=torch.float64).sin() / 2 + 1
+    weights = weights.to(run.result.dtype).reshape(run.result.shape)
+    return Outcome(run.result.detach(), _gradients(run.result, leaves, weights))
 
 
-def slope(result: Tensor, at: tuple[int, ...], leaves: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
-    """The gradient of one element."""
-    return _gradients(result[at], leaves, torch.ones_like(result[at]))
+def slope(run: Run, at: tuple[int, ...]) -> Mapping[int, Tensor]:
+    """The gradient of one element of the result of a run."""
+    return _gradients(run.result[at], run.leaves, torch.ones_like(run.result[at]))
 
 
 def _gradients(result: Tensor, leaves: Mapping[int, Tensor], weights: Tensor) -> Mapping[int, Tensor]:
@@ -89,8 +91,8 @@ class Lost(NamedTuple):
 
 def lost_on_the_way(chain: Chain) -> Lost | None:
     """What exact arithmetic gives, and the number on the way that was lost; None if it gives no number either."""
-    before, run = _outcome(chain.run()), chain.run(torch.float64)
-    exact = _outcome(run)
+    before, run = outcome(chain.run()), chain.run(torch.float64)
+    exact = outcome(run)
     fits = exists(before, exact)
     right, size = _cured(before, exact)
     if not right:
@@ -108,10 +110,6 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
     if size > torch.finfo(dtype).max:  # the call itself gives a number that is too large
         return Lost(right, fits, how=f"{str(dtype).removeprefix('torch.')} ends at {limit(dtype)}")
     return Lost(right, fits)
-
-
-def _outcome(run: Run) -> Outcome:
-    return outcome(run.result, run.leaves)
 
 
 def _cured(was: Outcome, exact: Outcome) -> tuple[str, float]:
@@ -155,7 +153,7 @@ def floor_under(lost: Lost, chain: Chain) -> str:
     floor = _FLOORS.get(lost.result.dtype, 1e-3)
     key = next(key for key, (tensor, _) in chain.made.items() if tensor is lost.result)
     run = chain.run(given={key: lost.result + floor})
-    if any(bool(not_finite(each).any()) for each in _outcome(run).parts):
+    if any(bool(not_finite(each).any()) for each in outcome(run).parts):
         return ""
     return expression.replaced_by(f"{ast.unparse(expression.node)} + {number(floor)}")
 
@@ -165,12 +163,12 @@ def in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
 
     None if that does not give the exact numbers, or if the names of what comes in can't be read.
     """
-    before = _outcome(chain.run())
+    before = outcome(chain.run())
     wider = torch.float64 if before.value.dtype in (torch.float32, torch.float64) else torch.float32
-    if before.value.dtype is wider or not exists(before, _outcome(chain.run(torch.float64))):
+    if before.value.dtype is wider or not exists(before, outcome(chain.run(torch.float64))):
         return None
     run = chain.run(wider)
-    found = _outcome(run)
+    found = outcome(run)
     if any(bool(not_finite(each.to(before.value.dtype)).any()) for each in found.parts):
         return None
     calls = [call for _, call in chain.made.values()] + [chain.call]

@@ -1,16 +1,22 @@
-"""Which rewrites fit the calls that led to a failure: a pattern is compared with a call, and with those before it."""
+"""Rewrites that fit the calls which led to a failure, and how each is written in the user's words.
+
+A pattern is compared with a call, and with those before it. The code is the line of the failed call once more, with
+the rewrite in it.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ...functions.rewrites import function_in, operands_in
-from ..births.call import Call, arranged
-from ..births.history import Chain
+from ...functions.rewrites import Rewrite, function_in, operands_in
+from ..births.call import Call, arranged, in_order
+from ..births.chain import Chain
+from ..program.expression import expression_at, has_functional, is_rebound
 
 
 class Match(NamedTuple):
@@ -63,3 +69,72 @@ def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match:
     elif isinstance(thing, Tensor):
         for inner in matches(part, chain.of(thing), chain, match):
             yield from _matches_of_each(rest, chain, inner)
+
+
+def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
+    """The user's line with the rewrite in it, and its number; or the rewrite with a remark, if it can't be read."""
+    call, names = match.replaced[0], match.names
+    tensors = [name for name, thing in names.items() if isinstance(thing, Tensor)]
+    texts = _texts(tensors, match)
+    expression = expression_at(call.place, call.name)
+    if expression is not None and (not expression.is_whole or len(texts) < len(tensors)):
+        expression = None
+    before = []
+    for name in tensors if expression is not None and not expression.has_scope else ():
+        is_long = not texts[name].isidentifier() and len(re.findall(rf"\b{name}\b", rewrite.code)) > 1
+        if is_long and expression is not None and not re.search(rf"\b{name}\b", expression.line):
+            before.append(f"{name} = {texts[name]}")  # it is written once
+            texts[name] = name
+    written = {name: name if expression is None else texts[name] for name in tensors}
+    written |= {name: repr(thing) for name, thing in names.items() if name not in tensors}
+    code = (
+        ast.unparse(_Named(written).visit(ast.parse(rewrite.code, mode="eval").body))
+        .replace("e-0", "e-")
+        .replace("'", '"')
+    )
+    if not has_functional(call.place):
+        code = re.sub(r"\bF\.", "torch.nn.functional.", code)
+    if expression is not None:
+        return "\n".join([*before, expression.replaced_by(code)]), call.place.line
+    where = [f"# {name} is an operand of {of.name} in line {of.place.line}" for name, (of, _) in _uses(tensors, match)]
+    return "\n".join([f"# in place of {call.name} in line {call.place.line}", *where, code]), None
+
+
+def _texts(names: Sequence[str], match: Match) -> dict[str, str]:
+    """The user's expression for each name, if it means the same in the line of the last call."""
+    last, texts = match.replaced[0].place, {}
+    for name, (call, at) in _uses(names, match):
+        expression = expression_at(call.place, call.name)
+        operands = [] if expression is None else expression.operands()
+        if expression is None or call.place.code is not last.code or at >= len(operands):
+            continue
+        is_again = call.place.line != last.line and "(" in operands[at]  # a call would run a second time
+        if not is_again and not is_rebound(operands[at], call.place, expression.start, last):
+            texts[name] = operands[at]
+    return texts
+
+
+def _uses(names: Sequence[str], match: Match) -> Iterator[tuple[str, tuple[Call, int]]]:
+    """For each name, the call that it is an operand of, and its position there."""
+    for name in names:
+        for call in match.replaced:
+            at = next((at for at, each in enumerate(in_order(call)) if each is match.names[name]), None)
+            if at is not None:
+                yield name, (call, at)
+                break
+
+
+class _Named(ast.NodeTransformer):
+    """Puts the user's expressions in the place of names."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+
+    def visit_keyword(self, node: ast.keyword) -> ast.keyword | None:
+        """A `keepdim` of False is left out."""
+        node = ast.keyword(node.arg, self.visit(node.value))
+        return None if ast.unparse(node) == "keepdim=False" else node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        text = self.texts.get(node.id)
+        return node if text is None else ast.parse(text, mode="eval").body

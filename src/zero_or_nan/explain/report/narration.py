@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..births.diagnosis import Diagnosis, Verdict
-from ..births.history import History
+from ..births.findings import History
 from ..births.provenance import Birth, Kind
 from ..program.code import of_variables
 from .remedies import remedy
@@ -170,7 +170,8 @@ class Narration:
         """Note that a gradient is not finite, though no operator in this process made it so."""
         rank = _rank()
         if rank is not None:
-            self.report.note_other_ranks(rank)
+            self.report.came_from_another_process = True
+            self.report.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
 
     def _new(self, diagnosis: Diagnosis) -> _Narrated:
         """An origin, still without what depends on names."""

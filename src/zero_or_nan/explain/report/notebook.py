@@ -47,7 +47,7 @@ def card(kind: str, title: str, rows: Mapping[str, str]) -> str:
     Args:
         kind: the word in the box, which also chooses the color.
         title: the code beside the word.
-        rows: HTML by label. A row without HTML is left out.
+        rows: HTML by label.
     """
     colour = COLOURS[kind]
     head = (
@@ -56,7 +56,6 @@ def card(kind: str, title: str, rows: Mapping[str, str]) -> str:
     body = "".join(
         f"<div style='{_ROW}'><dt style='{_LABEL}'>{label}</dt><dd style='{_VALUE}'>{value}</dd></div>"
         for label, value in rows.items()
-        if value
     )
     return f"<div style='{_CARD.format(colour=colour)}'>{head}<dl style='margin:0'>{body}</dl></div>"
 

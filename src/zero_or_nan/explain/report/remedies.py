@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ...functions.numerics import numerics_of
 from ...functions.rewrites import REWRITES, Rewrite
-from ..births.calls import UNREADABLE
+from ..births.call import UNREADABLE
 
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
@@ -41,6 +41,11 @@ _IGNORE_GRAD = """\
 # and give the function a harmless number instead
 safe = torch.where(used, x, torch.ones_like(x))
 y = torch.where(used, f(safe), 0)"""
+
+_RESET = """\
+for module in model.modules():
+    if hasattr(module, "reset_running_stats"):
+        module.reset_running_stats()"""
 
 CONTAMINATED = "ignoring-what-the-loss-ignored"
 """The page on contamination by functions that have no section of their own."""
@@ -81,29 +86,13 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# the mean of no elements is 0 / 0\nloss = x[keep].sum() / keep.sum().clamp_min(1)  # 0 if nothing is kept",
         "nansum-nanmean#what-to-do",
     ),
-    ("undefined", "a mean of no targets"): Remedy(
-        "# 0 if every target is left out\n"
-        "count = (target != -100).sum().clamp_min(1)\n"
-        'loss = F.cross_entropy(logits, target, reduction="sum") / count',
-        "undefined#cross-entropy-with-every-target-ignored",
-    ),
     ("undefined", "a mean by weights of 0"): Remedy(
         "# every target has the weight 0, and the weighted mean is 0 / 0:\n"
         "# leave this batch out, or give a class of it a weight",
         "undefined#cross-entropy-with-every-target-ignored",
     ),
-    ("undefined", "std"): Remedy("y = x.std(correction=0)  # with n − 1, one element has no spread", _NO_SPREAD),
-    ("undefined", "var"): Remedy("y = x.var(correction=0)  # with n − 1, one element has no spread", _NO_SPREAD),
     ("undefined", "a spread of nothing"): Remedy(
         "# nothing was selected, and nothing has no spread: leave this batch out", _NO_SPREAD
-    ),
-    ("undefined", "softmax"): Remedy(
-        "# a row without any allowed element has no softmax:\n"
-        "# allow the elements, and drop the row's result\n"
-        "empty = ~allowed.any(-1, keepdim=True)\n"
-        'scores = scores.masked_fill(~allowed & ~empty, float("-inf"))\n'
-        "weights = scores.softmax(-1).masked_fill(empty, 0)",
-        _ROWS,
     ),
     ("undefined", "scaled_dot_product_attention"): Remedy(
         "# a row without any allowed element has no softmax:\n"
@@ -144,16 +133,6 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before it",
         "divergence#what-to-do",
     ),
-    ("undefined", "ctc_loss"): Remedy(
-        "# an input that is too short for its target has no alignment: leave it out\n"
-        "loss = F.ctc_loss(log_p, targets, lengths, target_lengths, zero_infinity=True)",
-        "losses-and-geometry#ctc-a-target-that-does-not-fit",
-    ),
-    ("undefined", "kl_div"): Remedy(
-        "# 0 × log(0) has no slope: give the logarithm of the target\n"
-        'loss = F.kl_div(log_q, log_p, reduction="sum", log_target=True)',
-        "losses-and-geometry#kl-divergence-a-target-of-0",
-    ),
     ("undefined", "linalg_svd"): Remedy(
         "# the vectors of equal singular values are not unique, and have no slope.\n"
         "# If the values are enough:\n"
@@ -181,6 +160,12 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# scale it, or compute its logarithm\n"
         "y = f(x.double())  # to see what it is",
         OVERFLOW,
+    ),
+    ("overflow", "float16"): Remedy(
+        "# float16 ends at 65504: a smaller scale, bfloat16,\n"
+        "# or float32 for this function alone\n"
+        "with torch.autocast(device_type, enabled=False):\n    y = f(x.float())",
+        "mixed-precision#what-to-do",
     ),
     ("overflow", "a slope"): Remedy(
         "# the value fits its dtype, and its derivative does not: scale the input or\n"
@@ -216,18 +201,12 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ),
     ("bad input", "a buffer"): Remedy(
         "# explain did not see how it got there: by an earlier batch, or from a file?\n"
-        "# This resets the running statistics of a norm:\n"
-        "for module in model.modules():\n"
-        '    if hasattr(module, "reset_running_stats"):\n'
-        "        module.reset_running_stats()",
+        f"# This resets the running statistics of a norm:\n{_RESET}",
         "find-it-in-your-model#bad-input",
     ),
     ("bad input", "kept in a buffer"): Remedy(
         "# the running statistics of a norm kept what an earlier batch brought in:\n"
-        "# check a batch before the model sees it. This resets the statistics:\n"
-        "for module in model.modules():\n"
-        '    if hasattr(module, "reset_running_stats"):\n'
-        "        module.reset_running_stats()",
+        f"# check a batch before the model sees it. This resets the statistics:\n{_RESET}",
         "find-it-in-your-model#bad-input",
     ),
     ("bad input", "an unreadable tensor"): Remedy(
@@ -248,15 +227,15 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
 }
 """By kind and situation: the operator, or what `_situation` says. The empty one is for all others."""
 
-_NOT_TRIED = "# the numbers of this call are not known any more, so this was not tried on them"
-_REFUSED = "# what is often written here was tried on your numbers, and gives other ones:"
-
-_HALF = Remedy(
-    "# float16 ends at 65504: a smaller scale, bfloat16,\n"
-    "# or float32 for this function alone\n"
-    "with torch.autocast(device_type, enabled=False):\n    y = f(x.float())",
-    "mixed-precision#what-to-do",
-)
+_SECTIONS = {
+    "std": _NO_SPREAD,
+    "var": _NO_SPREAD,
+    "softmax": _ROWS,
+    "cross_entropy": "undefined#cross-entropy-with-every-target-ignored",
+    "ctc_loss": "losses-and-geometry#ctc-a-target-that-does-not-fit",
+    "kl_div": "losses-and-geometry#kl-divergence-a-target-of-0",
+}
+"""The section about an undefined number of a function that has rewrites, if its numerics name none."""
 
 _ROUNDING = 1e-3
 """How far outside of the domain a number may be that should be at its end but was rounded, relative to the end."""
@@ -267,7 +246,7 @@ _ARGUMENT = re.compile(r"^(?:1 / )?[a-z0-9]+\((-?[\d.e-]+)\)|^\((-[\d.e-]+)\) \*
 def _situation(operator: str, operands: str) -> str:
     """What the operands say about an undefined number that the operator alone does not say."""
     if "the mean of no elements" in operands:
-        return "a mean of no targets" if operator == "cross_entropy" else "a mean of nothing"
+        return operator if operator == "cross_entropy" else "a mean of nothing"
     if "the mean of weights that are 0" in operands:
         return "a mean by weights of 0"
     if "the spread of no elements" in operands:
@@ -312,35 +291,41 @@ def remedy(
     """
     if kind == "contaminated":
         code = _IGNORE if fixed else _IGNORE_AND if has_others else _IGNORE_GRAD
-        found = Remedy(code, f"{numerics_of(operator).section or CONTAMINATED}#what-to-do")
-    elif kind == "overflow" and dtype == "float16":
-        found = _HALF
-    else:
-        if kind == "undefined":
-            called = numerics_of(operator).like or numerics_of(operator).name
-            operator = _situation(called, operands)
-            known = REMEDIES.get((kind, operator))
-            if operator == called and operator in REWRITES and (refused or known is None):
-                section = numerics_of(operator).points or (known or REMEDIES[kind, ""]).section
-                if refused:
-                    return "\n".join([_REFUSED, *(f"#   {code}" for code in refused)]), _address(section)
-                choices = [each for each in REWRITES[operator] if each.choice] or REWRITES[operator]
-                return "\n".join([_NOT_TRIED, *map(_written, choices[-2:])]), _address(section)
-            if phase == "backward" and (kind, operator) not in REMEDIES:
-                operator = "a derivative"
-        elif kind == "overflow" and phase == "backward":
-            operator = "a slope"
-        elif kind == "overflow" and of_large and (kind, operator) not in REMEDIES:
-            operator = "large numbers"
-        elif operands.endswith(UNREADABLE):
-            operator = "an unreadable tensor"
-        found = REMEDIES.get((kind, operator)) or REMEDIES[kind, ""]
+        return code, _address(f"{numerics_of(operator).section or CONTAMINATED}#what-to-do")
+    if kind == "undefined":
+        operator = numerics_of(operator).like or numerics_of(operator).name
+        situation = _situation(operator, operands)
+        if situation == operator and operator in REWRITES:
+            section = numerics_of(operator).points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
+            return _not_right(refused) if refused else _not_tried(REWRITES[operator]), _address(section)
+        operator = situation
+    if kind == "overflow" and dtype == "float16":
+        operator = "float16"
+    elif kind == "overflow" and phase == "backward":
+        operator = "a slope"
+    elif kind == "bad input" and operands.endswith(UNREADABLE):
+        operator = "an unreadable tensor"
+    elif (kind, operator) not in REMEDIES:
+        is_slope, is_grown = kind == "undefined" and phase == "backward", kind == "overflow" and of_large
+        operator = "a derivative" if is_slope else "large numbers" if is_grown else ""
+    found = REMEDIES[kind, operator]
     return found.code, _address(found.section)
 
 
-def _written(rewrite: Rewrite) -> str:
-    """A rewrite as code that stands for itself."""
-    return f"# {rewrite.choice or f'in place of {ast.unparse(rewrite.pattern)}'}:\ny = {rewrite.code}"
+def _not_right(codes: Sequence[str]) -> str:
+    """Code that was tried and is wrong, as a warning."""
+    lines = [f"#   {code}" for code in codes]
+    return "\n".join(["# what is often written here was tried on your numbers, and gives other ones:", *lines])
+
+
+def _not_tried(rewrites: Sequence[Rewrite]) -> str:
+    """Rewrites as code that stands for itself: those that choose a number, if there are any."""
+    chosen = [each for each in rewrites if each.choice] or rewrites
+    texts = [each.choice or f"in place of {ast.unparse(each.pattern)}" for each in chosen]
+    written = [f"# {text}:\ny = {each.code}" for text, each in zip(texts, chosen, strict=True)]
+    return "\n".join(
+        ["# the numbers of this call are not known any more, so this was not tried on them", *written[-2:]]
+    )
 
 
 def _address(section: str) -> str:

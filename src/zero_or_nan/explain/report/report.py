@@ -214,11 +214,6 @@ class Report:
         if (text := printable(text)) not in self.notes:
             self.notes.append(text)
 
-    def note_other_ranks(self, rank: int) -> None:
-        """Note that a gradient is not finite, and that the process of this rank did not make it so."""
-        self.came_from_another_process = True
-        self.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
-
     def __iter__(self) -> Iterator[Origin]:
         return iter(self.origins)
 

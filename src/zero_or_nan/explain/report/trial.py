@@ -8,7 +8,7 @@ chooses. On ordinary numbers beside the reader's, the rewrite must agree with th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,12 +18,11 @@ from torch import Tensor
 from ...functions.rewrites import REWRITES, Rewrite
 from ..births.arithmetic import number
 from ..births.call import Call
+from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
-from ..births.history import Chain, Run
 from ..program.tensors import extra, not_finite, without_side_effects
 from .exact import Lost, Outcome, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
-from .lines import line_of
-from .matching import Match, matches
+from .matching import Match, line_of, matches
 
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
@@ -155,10 +154,10 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
     names = match.names
     given = {id(thing): thing for thing in names.values() if isinstance(thing, Tensor)}
     try:
-        before = _by_program(chain, given, None)
-        exact = _by_program(chain, given, torch.float64)
+        before = outcome(chain.run(given=given), given)
+        exact = outcome(chain.run(torch.float64, given), given)
         rewritten = _by_rewrite(rewrite, names, chain.wanted, given, None)
-        after = outcome(rewritten.result, rewritten.leaves)
+        after = outcome(rewritten)
         if all(bool(torch.isfinite(part).all()) for part in before.parts):
             return None  # it does not fail by itself: what arrived in backward was too large
         is_exact = after.value.shape == before.value.shape and _agrees(after, before, exact, False)
@@ -170,9 +169,9 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
                 return None
         for seed in range(_ORDINARY):
             ordinary = _ordinary(given, seed)
-            program = _by_program(chain, ordinary, torch.float64)
+            program = outcome(chain.run(torch.float64, ordinary), ordinary)
             once_more = _by_rewrite(rewrite, names, chain.wanted, ordinary, torch.float64)
-            if not _is_near(outcome(once_more.result, once_more.leaves), program):
+            if not _is_near(outcome(once_more), program):
                 return None
     except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
         return None
@@ -192,7 +191,7 @@ def _measured(before: Outcome, rewritten: Run) -> tuple[float, float]:
     key = next(iter([*bad, *before.gradients]), None)
     if key is None:
         return value, 0.0
-    return value, slope(rewritten.result, at, rewritten.leaves)[key][_first(not_finite(before.gradients[key]))].item()
+    return value, slope(rewritten, at)[key][_first(not_finite(before.gradients[key]))].item()
 
 
 def _first(elements: Tensor) -> tuple[int, ...]:
@@ -220,10 +219,6 @@ def _two_calls_before(chain: Chain) -> dict[int, Tensor]:
     return {id(tensor): tensor for tensor in found if tensor.is_floating_point()}
 
 
-def _moved(tensor: Tensor, step: float, generator: torch.Generator) -> Tensor:
-    return tensor + step * torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
-
-
 def _is_limit(chain: Chain, value: Tensor) -> bool:
     """Whether a value that was chosen is the limit there, if there is one: sin(x) / x has the limit 1 at 0."""
     bad = not_finite(chain.run(torch.float64).result.detach())
@@ -232,20 +227,14 @@ def _is_limit(chain: Chain, value: Tensor) -> bool:
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         for step in (1e-3, 1e-5):
-            moved = {key: _moved(tensor, step, generator) for key, tensor in given.items()}
+            moved = {key: tensor + step * _drawn(torch.randn, tensor, generator) for key, tensor in given.items()}
             near.append(chain.run(torch.float64, moved).result.detach()[bad])
-    values = torch.stack(near) if near else torch.empty(0)
-    for here, chosen in zip(values.T, value.detach()[bad].double(), strict=True):
+    for here, chosen in zip(torch.stack(near).T, value.detach()[bad].double(), strict=True):
         known = here[torch.isfinite(here)]
         is_limit = len(known) > 2 and bool((known - known.mean()).abs().max() < 1e-2 * (1 + known.abs().max()))
         if is_limit and abs(float(known.mean() - chosen)) > 5e-2 * (1 + abs(float(chosen))):
             return False
     return True
-
-
-def _by_program(chain: Chain, given: Mapping[int, Tensor], dtype: torch.dtype | None) -> Outcome:
-    run = chain.run(dtype, given)
-    return outcome(run.result, {key: leaf for key, leaf in run.leaves.items() if key in given})
 
 
 def _by_rewrite(
@@ -267,12 +256,15 @@ def _by_rewrite(
 def _ordinary(given: Mapping[int, Tensor], seed: int) -> dict[int, Tensor]:
     """Tensors of the same shapes, with numbers between 0.05 and 1.85."""
     generator = torch.Generator().manual_seed(seed)
+    return {
+        key: _drawn(torch.rand, tensor, generator) * 1.8 + 0.05 if tensor.is_floating_point() else tensor
+        for key, tensor in given.items()
+    }
 
-    def drawn(tensor: Tensor) -> Tensor:
-        numbers = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 1.8 + 0.05
-        return numbers.to(tensor.device) if tensor.is_floating_point() else tensor
 
-    return {key: drawn(tensor) for key, tensor in given.items()}
+def _drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Random numbers in the shape of a tensor. They are drawn on the CPU, so they are the same on every device."""
+    return draw(like.shape, generator=generator, dtype=torch.float64).to(like.device)
 
 
 def _is_near(after: Outcome, program: Outcome) -> bool:

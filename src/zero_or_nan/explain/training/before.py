@@ -1,4 +1,7 @@
-"""A copy of what a training step changes, made before it changes: then the step can run a second time."""
+"""A copy of what a training step changes, made before it changes: then the step can run a second time.
+
+`explain.probe` runs a loss many times, and puts back the same.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,17 @@ class Before:
         """Keep the `.grad` of leaves, by their `id`, before the first pass adds to them."""
         grads = {at: (leaf, leaf.grad) for at, leaf in leaves.items()}
         self.grads |= {at: (leaf, g, None if g is None else g.detach().clone()) for at, (leaf, g) in grads.items()}
+
+    def note_grad(self, leaf: Tensor) -> None:
+        """Keep which tensor is the `.grad` of a leaf, to which no pass adds."""
+        self.grads.setdefault(id(leaf), (leaf, leaf.grad, None))
+
+    def note_module(self, module: nn.Module) -> None:
+        """Keep what a module itself has: its attributes, its modes, its buffers, and the `.grad` of its parameters."""
+        self.dicts += [(mapping, dict(mapping)) for mapping in (vars(module), module._buffers)]
+        self.buffers += [(each, each.detach().clone()) for each in module.buffers(recurse=False)]
+        for parameter in module.parameters():
+            self.note_grad(parameter)
 
     def note_values(self, leaves: dict[int, Tensor]) -> None:
         """Keep the values of leaves that the step changes itself."""

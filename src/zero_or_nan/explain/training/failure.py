@@ -257,9 +257,7 @@ class _Watch:
         self.habits.early.update(self.stepped)
         if not self.is_scaled:
             self.loss = loss_among(roots)
-        new = {id(leaf): leaf for _, leaf in leaves_of(graph_from(roots))}
-        if self.leaves:
-            new = {at: leaf for at, leaf in new.items() if at not in self.leaves}
+        new = {id(leaf): leaf for _, leaf in leaves_of(graph_from(roots)) if id(leaf) not in self.leaves}
         self.course.begin(new.values())
         self._versions |= {at: leaf._version for at, leaf in new.items()}
         self.before.note(new)
@@ -276,7 +274,8 @@ class _Watch:
         self.stepped += [step.optimizer for step in self.running if step.optimizer is not optimizer]
         self.habits.early.update(self.stepped)
         step = _Step(self, optimizer)
-        closures = [thing for thing in (*args[1:], *kwargs.values()) if _is_closure(thing)]
+        given = [*args[1:], *kwargs.values()]
+        closures = [thing for thing in given if callable(thing) and not isinstance(thing, nn.Module)]
         if closures:
             step.version = _version(optimizer)
         else:
@@ -407,10 +406,6 @@ class _Closure:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._closure, name)
-
-
-def _is_closure(thing: Any) -> bool:
-    return callable(thing) and not isinstance(thing, nn.Module)
 
 
 def _version(optimizer: Optimizer) -> int:

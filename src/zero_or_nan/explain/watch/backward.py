@@ -26,10 +26,8 @@ from ...ignoring.inside import (
     mark_formulas,
     unsafe_nodes,
 )
-from ..births.arithmetic import limit
-from ..births.call import Call
-from ..births.calls import come_in, describe, held_before
-from ..births.diagnosis import Diagnosis, Events, Inside, Reached, Verdict, diagnose
+from ..births.call import Call, come_in, held_before
+from ..births.diagnosis import Diagnosis, Events, Inside, Reached, Verdict, diagnose, with_hidden
 from ..births.findings import (
     CALLED,
     Carried,
@@ -50,7 +48,6 @@ from ..program.tensors import (
     bad_numbers_of,
     beyond,
     is_finite,
-    not_finite,
     numbers_of,
     unseen,
 )
@@ -319,21 +316,10 @@ class Backward:
             if here is not None and bad is not None:
                 came = bad
                 provenance = self.arrived.get((node, at)) or self.findings.provenances.of(value)
-                provenance = provenance or self._added_up((node, at), here)
+                provenance = provenance or self.births.of_sum((node, at), here, self.holders.get((node, at), False))
                 if provenance is not None:
                     provenances.append(provenance)
         return provenances, came
-
-    def _added_up(self, edge: Edge, here: Tensor) -> Provenance | None:
-        """The provenance of a sum that is too large, if the gradients that were added up were finite."""
-        senders = [node for node, slot in self.callers.senders.get(edge[0], ()) if slot == edge[1]]
-        count = len(senders) + self.holders.get(edge, False)
-        if count < 2 or bool(here.isnan().any()):
-            return None
-        call = self.callers.of(senders[0]).call
-        text = f"the sum of {count} gradients > {limit(here.dtype)}"
-        birth = describe("made", call, here, not_finite(here), text, "backward", too_large=True)
-        return Provenance({birth: (call.name,)})
 
     # Inside of a compiled region.
 
@@ -433,7 +419,7 @@ class Backward:
             is_bad = not is_finite(here)
             provenance = self.arrived.get(edge) or self.findings.provenances.of(gradient)  # a hook may have made it
             if provenance is None and is_bad and self.births.loss is None:
-                provenance = self._added_up(edge, here)
+                provenance = self.births.of_sum(edge, here, self.holders.get(edge, False))
             if provenance is not None and is_bad:
                 if self.outer is None or isinstance(target, Parameter):  # other leaves are a checkpoint's own
                     self.events.reached.append(Reached(target, edge, provenance))
@@ -444,26 +430,10 @@ class Backward:
                 self.findings.secondhand.keep(gradient, self.births.loss)
         return is_from_elsewhere
 
-    def with_hidden(self, found: list[Diagnosis]) -> list[Diagnosis]:
-        """These, and the origins that show only once the contaminated ones are fixed, if that is not enough."""
-        shadow = self.shadow
-        if (
-            shadow is None
-            or not shadow.is_complete
-            or Verdict("contaminated", False) not in [each[1] for each in found]
-        ):
-            return found
-        places = {(birth.operator, birth.place.filename, birth.place.line) for birth, *_ in found}
-        ends = [each for each in self.events.reached if each.edge and not shadow.fixed(each.target, each.edge)]
-        targets = [target for target, *_ in ends]
-        hidden = [
-            Diagnosis(birth, Verdict(birth.kind_if_used, False), targets, (birth.operator,), is_hidden=True)
-            for birth in self.births.hidden
-            if targets and (birth.operator, birth.place.filename, birth.place.line) not in places
-        ]
-        every = [*found, *hidden]
-        has_others = any(each.verdict.kind != "contaminated" for each in every)
-        return [each._replace(has_others=has_others) for each in every]
+    def diagnosed(self, known: Mapping[Birth, Verdict]) -> list[Diagnosis]:
+        """What reached the loss or a gradient, and what is behind it. The verdicts of earlier passes are known."""
+        found = diagnose(self.events, self.shadow, known, self.callers.senders)
+        return with_hidden(found, self.events, self.shadow, self.births.hidden)
 
     def _named(self, target: Any, edge: Edge) -> Tensor | str:
         """What a gradient was asked for. An edge of the graph is named by its leaf, or by its function."""

@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ...ignoring.inside import is_sparse, set_recording
 from ..births.attribution import Attribution, Result
-from ..births.call import Call
-from ..births.calls import describe, recovered
+from ..births.call import Call, describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, node_of, note_call
 from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, Plan, is_recoverable, plan_of
@@ -155,8 +154,8 @@ class Forward(TorchFunctionMode):
                 if node is not None:
                     place = self.places.here()
                     note_call(node, plan.name, place)
-                    if plan.in_place:
-                        self._note_base(plan, result, place)
+                    if plan.in_place and result._base is not None and result._base.grad_fn is not None:
+                        note_call(result._base.grad_fn, plan.name, place)  # the base of a view has a new node, too
                 if self._is_worth_keeping(plan, result):
                     place = place or self.places.here()
                     self.findings.history.note(Call(func, plan.name, place, args, kwargs), result, node)
@@ -204,12 +203,7 @@ class Forward(TorchFunctionMode):
         if provenance is None:
             provenance = Provenance({describe("made", call, tensor, bad, ""): (call.name,)})
         self.findings.keep_result(tensor, provenance)
-        self.attribution.carry(tensor, [(birth, bad) for birth in provenance.births])
-
-    def _note_base(self, plan: Plan, result: Tensor, place: Place) -> None:
-        """A call in place on a view gives the base of the view a new node, too."""
-        if result._base is not None and result._base.grad_fn is not None:
-            note_call(result._base.grad_fn, plan.name, place)
+        self.findings.carry(tensor, [(birth, bad) for birth in provenance.births])
 
     def _spread_secondhand(self, args: Any) -> None:
         """A tensor that is changed with the help of a secondhand one becomes secondhand too: a parameter, mostly."""
@@ -257,4 +251,4 @@ class Forward(TorchFunctionMode):
         if is_recoverable(plan, args):
             before = recovered(func, args, kwargs)
         earlier = args if before is None else tuple(before if each is args[0] else each for each in args)
-        self.attribution.attribute(Call(func, plan.name, place, earlier, kwargs), plan, args, bad, before)
+        self.attribution.attribute(Call(func, plan.name, place, earlier, kwargs), args, bad, before)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from ...ignoring.inside import Edge, edge_of, forward_class, is_leaf
-from ..births.findings import CALLED, Findings, node_of, note_carried, note_region, region_of
+from ..births.findings import CALLED, Findings, node_of, note_region, region_of
 from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, is_inside, modules_around, of_variables, place_at
 from ..program.tensors import is_finite, not_finite, numbers_of, unseen, without_side_effects
@@ -204,7 +204,7 @@ class Regions:
         if provenance is not None:
             bad = not_finite(here)
             again = region_of(at).again
-            note_carried(tensor, [(birth, bad) for birth in provenance.births if birth in again.births])
+            self.findings.carry(tensor, [(birth, bad) for birth in provenance.births if birth in again.births])
             self.findings.provenances.keep(tensor, provenance)
         return provenance
 

@@ -22,7 +22,7 @@ from torch.utils import checkpoint
 
 from ...ignoring.inside import TELLS_OF_HOOKS, free_deep_graphs, is_wrapped, leaves_of, not_compiled
 from ...replacing import is_replaced, put_back, replace, replace_engine
-from ..births.diagnosis import Verdict, diagnose, diagnose_results
+from ..births.diagnosis import Verdict, diagnose_results
 from ..births.findings import HOOKS, Findings, Mistakes, Scope
 from ..program.code import Places, users_frame
 from ..program.tensors import is_compiling, is_extra, tensors_in, unseen
@@ -121,8 +121,7 @@ class Watch:
             self.narration.note_elsewhere()
         if backward.events.reached and backward.outer is None:
             names = Names(users_frame(), self._called())
-            verdicts, senders = self.narration.verdicts, backward.callers.senders
-            found = backward.with_hidden(diagnose(backward.events, backward.shadow, verdicts, senders))
+            found = backward.diagnosed(self.narration.verdicts)
             for birth, verdict, *_ in found:
                 inside = backward.events.inside.get(birth)
                 if verdict == Verdict("contaminated", False) and inside is not None and inside.fixed:

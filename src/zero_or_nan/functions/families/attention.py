@@ -23,12 +23,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...masks.cotangent import Cotangent, clear_lost_rows, mask_of, prefer_exact, unwrap, wrap, write_over, zero_ignored
+from ...masks.cotangent import (
+    Cotangent,
+    NotFollowed,
+    clear_lost_rows,
+    mask_of,
+    prefer_exact,
+    unwrap,
+    wrap,
+    write_over,
+    zero_ignored,
+)
 from ...masks.mask import Mask, anywhere, core, everywhere, full, only, reduced
 from ...masks.numbers import any_nan, is_number, total
 from ..conditions import ALWAYS, MODERATE
+from ..graph import forward_class
 from ..numerics import numerics
-from ..registry import function, rule, transfer
+from ..registry import derivative, function, rule, transfer
 from .products import taken
 
 # An attention mask is -inf where it hides a key. Other numbers that do harm there show in the logsumexp. The output is
@@ -255,9 +266,8 @@ def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
     per_element = [name for name in (*PER_HEAD, "logsumexp", "bias") if _has_elements(call[name], len(used))]
     part = call.with_(**{name: taken(call[name], places) for name in per_element})
     results = _of_used_tokens(part, taken(core(mask), places).expand(part["grad"].shape))
-    origin = (used.cumsum(0) - 1).masked_fill(~used, len(places))
     for number, result in enumerate(results):
-        value, found = _put(result.value, origin), _put(core(full(result.mask, result.value)), origin)
+        value, found = _put(result.value, used), _put(core(full(result.mask, result.value)), used)
         results[number] = Cotangent(value, found.expand(value.shape))
     return results
 
@@ -266,13 +276,10 @@ def _has_elements(tensor: Tensor | None, count: int) -> bool:
     return tensor is not None and tensor.dim() > 2 and tensor.shape[0] == count
 
 
-def _put(part: Tensor, origin: Tensor) -> Tensor:
-    """The elements of a part of the batch, and 0 for the others. `origin` has the index of each element in the part."""
-    order = sorted(range(part.dim()), key=part.stride, reverse=True)
-    back = sorted(range(part.dim()), key=order.__getitem__)
-    batch, laid_out = order.index(0), part.permute(order)
-    extended = torch.cat((laid_out, torch.zeros_like(laid_out.narrow(batch, 0, 1))), batch)
-    return extended.index_select(batch, origin).permute(back)
+def _put(part: Tensor, used: Tensor) -> Tensor:
+    """The elements of a part of the batch at their places, and 0 at the places that are not used."""
+    origin = (used.cumsum(0) - 1).clamp(min=0)
+    return taken(part, origin).masked_fill_(used.logical_not().view(-1, *[1] * (part.dim() - 1)), 0)
 
 
 # Queries, keys and values.
@@ -283,18 +290,13 @@ def _of_used_tokens(call: Call, mask: Mask) -> list[Any]:
     if mask is None and call.starts is None:
         return list(wrap(call()))
     mask = full(mask, call["grad"])
-    results = _of_run(call, mask) if _is_finite(call) else None
+    is_finite = is_number(total(call["query"]) + total(call["key"]) + total(call["value"]))
+    results = _of_run(call, mask) if is_finite else None
     if results is None or any_nan(unwrap(results)):
         results = _of_run(call, mask, cleaned=True)
         if any_nan(unwrap(results)):
             results = _by_columns(call, mask, results)
     return results
-
-
-def _is_finite(call: Call) -> bool:
-    """True if query, key and value are finite."""
-    query, key, value = (total(call[name]) for name in ("query", "key", "value"))
-    return is_number(query + key + value)
 
 
 def _of_run(call: Call, mask: Tensor, cleaned: bool = False) -> list[Any]:
@@ -350,3 +352,71 @@ def _without_weights(call: Call, queries: Tensor) -> Tensor:
     each = changed.unsqueeze(0) if given.dim() == 2 else changed.squeeze(-1) if given.dim() == 4 else changed
     each[..., :tokens].masked_fill_(~queries, torch.inf)
     return changed
+
+
+# Uncompiled flex attention: PyTorch's own derivative runs again, without what the loss ignored. It is a function in
+# Python that multiplies whole matrices of scores, also for ignored queries. The function of the block mask selects
+# among the scores, so a key counts if a query that counts may attend to it. But a value that the mask cuts off gets the
+# weight 0, and 0 times NaN is NaN: each value counts in the columns in which a query counts, also in blocks that a
+# kernel skips. Compiled flex attention can't be followed; a warning names the compiled region.
+
+
+@derivative("torch._higher_order_ops.flex_attention.FlexAttentionAutogradOp")
+def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
+    """The gradients of query, key and value, and of tensors that the score function captured."""
+    (query, key, value, out, logsumexp), rest = node.saved_tensors[:5], node.saved_tensors[5:]
+    to_out, to_logsumexp = grads[:2]
+    used = full(mask_of(to_out), unwrap(to_out))
+    rows = anywhere(used, -1, keepdim=True) | full(mask_of(to_logsumexp), unwrap(to_logsumexp)).unsqueeze(-1)
+    pairs = rows & _met(node, query, key)
+    queries = pairs.any(-1, keepdim=True)
+    keys, values = (
+        of_shared_heads(mask.any(0, keepdim=True) if len(key) == 1 else mask, key.shape[1])
+        for mask in (pairs.any(-2).unsqueeze(-1), anywhere(used, -2, keepdim=True))
+    )
+    cleaned = (
+        only(queries, query),
+        only(keys, key),
+        only(values, value),
+        only(core(used), out),
+        logsumexp.masked_fill(~queries[..., 0], torch.inf),  # exp(score - inf) is a weight of 0
+    )
+    given = only(queries, unwrap(to_out)), unwrap(to_logsumexp).masked_fill(~queries[..., 0], 0)
+    unused = [None] * (len(grads) - 2)  # newer releases also return the largest scores
+    results = list(forward_class(node).backward(_Cleaned(node, (*cleaned, *rest)), *given, *unused))
+    if any_nan(results):
+        raise NotFollowed("a query that counts met NaN or inf")
+    masks = [mask.expand(result.shape) for mask, result in zip((queries, keys, values), results, strict=False)]
+    return (*map(Cotangent, results, masks), *wrap(results[3:]))
+
+
+class _Cleaned:
+    """A node with other saved tensors."""
+
+    def __init__(self, node: Any, saved_tensors: tuple[Tensor, ...]) -> None:
+        self._node = node
+        self.saved_tensors = saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+
+def _met(node: Any, query: Tensor, key: Tensor) -> Tensor:
+    """Which pairs of query and key the block mask allows."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+    from torch._higher_order_ops import utils
+    from torch.nn.attention.flex_attention import _vmap_for_bhqkv
+
+    # After the integers of the block mask come the tensors that the functions captured: first those of the score
+    # function, then those of the mask function.
+    read = getattr(utils, "saved_values", None) or getattr(utils, "saved_tensors_and_symints", None)
+    if read is None:
+        raise NotFollowed("its mask can't be read in this release")
+    saved: tuple[Any, ...] = read(node)
+    last = max(number for number, value in enumerate(saved) if isinstance(value, int))
+    captured = saved[last + 1 :][node._score_mod_other_buffers_len :]
+    mask = _vmap_for_bhqkv(node._mask_graph, prefix=(), suffix=(None,) * len(captured))
+    places = [torch.arange(size, device=query.device) for size in (*query.shape[:3], key.shape[-2])]
+    with TransformGetItemToIndex():
+        met: Tensor = mask(*places, *captured)
+    return met

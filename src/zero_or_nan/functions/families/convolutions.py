@@ -32,8 +32,7 @@ from ...masks.numbers import all_finite, has_nan
 from ..conditions import MODERATE
 from ..numerics import numerics
 from ..registry import derivative, function, rule
-from .products import Apply, bilinear, without_lost_samples
-from .two_cotangents import product_of_two
+from .products import Apply, bilinear, product_of_two, without_lost_samples
 
 
 def _leaves_out_inputs(node: Any) -> bool:

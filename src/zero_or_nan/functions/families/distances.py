@@ -1,4 +1,4 @@
-"""Distances between all pairs of rows. The gradient is a sum over pairs: the cotangent times a direction.
+"""Norms of vectors, and distances between all pairs of rows: the cotangent times a direction, in a sum over pairs.
 
 For d[i, j] = |a[i] - b[j]|, the gradient by a[i] is Σ g[i, j]·(a[i] - b[j]) / d[i, j] over j. The fused kernel computes
 all terms, so a NaN in an ignored b[1] reaches a[0]. With a tensor of all directions, the ignored term is left out:
@@ -23,10 +23,43 @@ from torch import Tensor
 from ...masks.cotangent import Cotangent, prefer_exact, unwrap
 from ...masks.mask import anywhere, only
 from ...masks.numbers import all_finite, has_nan
-from ..registry import function, rule
+from ..graph import signed
+from ..numerics import numerics
+from ..registry import derivative, function, rule
+from .reductions import picked_share
 
+function("Norm", fills=("MaskedFill(Div(Norm))", "MaskedFill(Div(Pow(Norm)))"))
+function("Renorm", selects=True)
 function("Dist", fills=("MaskedFill(Div(Dist))", "MaskedFill(Div(Pow(Dist)))"))
 function("EuclideanDist", fills=("MaskedFill(Div(EuclideanDist))",))
+
+numerics("norm", grows=True, section="undefined")
+numerics("linalg_vector_norm", grows=True)
+
+
+def _of_largest(node: Any) -> bool:
+    """True for a norm of order inf or -inf."""
+    return float(node._saved_ord if hasattr(node, "_saved_ord") else node._saved_p or 2) in (math.inf, -math.inf)
+
+
+@derivative(
+    "LinalgVectorNorm",
+    selects=_of_largest,
+    derivative_if=_of_largest,
+    fills=("MaskedFill(Div(LinalgVectorNorm))", "MaskedFill(Div(Pow(LinalgVectorNorm)))", "MaskedFill(Pow(Abs))"),
+)
+def largest_norm(node: Any, grads: Any) -> tuple[Any]:
+    """The elements whose absolute value equals the norm share its cotangent. With a NaN norm, all elements do."""
+    (grad, *_), x, norm = grads, node._saved_self, node._saved_result
+    dims = list(range(x.dim()))
+    if dims and node._saved_dim:
+        dims = sorted(signed(dim) % x.dim() for dim in node._saved_dim)
+    if not node._saved_keepdim:
+        for dim in dims:
+            grad, norm = grad.unsqueeze(dim), norm.unsqueeze(dim)
+    picked = x.abs() == norm
+    shared = grad / picked.sum(dims, keepdim=True) if dims else grad
+    return (picked_share((shared * x.sgn()).expand(x.shape), picked, norm.expand(x.shape)),)
 
 
 @rule("_cdist_backward")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...masks.cotangent import Cotangent, NotFollowed, mask_of, unwrap
+from ...masks.cotangent import Cotangent, NotFollowed, unwrap
 from ...masks.mask import full
 from ..registry import function, rule
 from .products import bilinear
@@ -27,18 +27,10 @@ def grouped_product(op: Any, a: Any, b: Any, offs: Any = None, bias: Any = None,
         raise NotFollowed("multiplies two cotangents")
     if type(a) is Cotangent:
         return _from_left(lambda grad, saved: op(grad, saved, offs, bias, out_dtype), a, unwrap(b), offs)
-    product = _from_left(
-        lambda grad, saved: op(saved.mT, grad.mT, offs, bias, out_dtype).mT, _transposed(b), a.mT, offs
-    )
-    return _transposed(product)
+    return _from_left(lambda grad, saved: op(saved.mT, grad.mT, offs, bias, out_dtype).mT, b.mT, a.mT, offs).mT
 
 
-def _transposed(cotangent: Cotangent) -> Cotangent:
-    mask = mask_of(cotangent)
-    return Cotangent(unwrap(cotangent).mT, None if mask is None else mask.mT)
-
-
-def _from_left(apply: Callable[[Tensor, Tensor], Tensor], grad: Cotangent, saved: Tensor, offs: Any) -> Cotangent:
+def _from_left(apply: Callable[[Tensor, Tensor], Tensor], grad: Cotangent, saved: Tensor, offs: Any) -> Any:
     """The product of a cotangent and a saved tensor. Each of the two may have a matrix for each expert."""
     used = full(grad.mask, grad.value)
     experts = _Experts(offs, used.device)

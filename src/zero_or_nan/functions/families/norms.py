@@ -29,9 +29,8 @@ from ...masks.mask import Mask, anywhere, only, reduced
 from ...masks.numbers import any_nan
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
 from ..numerics import numerics
-from ..registry import function, rule, transfer
+from ..registry import function, fused, rule, transfer
 from ..rewrites import rewrite
-from .decompositions import fused
 from .products import without_lost_samples
 
 # The mean of moderate numbers is moderate, and the bias is only added.
@@ -70,16 +69,9 @@ def _members(groups: Tensor, saved: Tensor) -> Tensor:
 
 
 def _of_batch(mask: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    """The same for statistics of each channel of the batch."""
-    channel = anywhere(mask, [d for d in range(mask.dim()) if d != 1])
-    return channel.reshape(1, -1, *(1,) * (mask.dim() - 2)), channel, channel
-
-
-def _of_batch_or_frozen(mask: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    """The same, but frozen statistics mix no elements of the input."""
-    masks = _of_batch(mask, saved)
-    train = args[5]
-    return masks if train else (mask, *masks[1:])
+    """The same for statistics of each channel of the batch. Frozen statistics mix no elements of the input."""
+    channel, is_training = anywhere(mask, [d for d in range(mask.dim()) if d != 1]), args[5]
+    return channel.reshape(1, -1, *(1,) * (mask.dim() - 2)) if is_training else mask, channel, channel
 
 
 def _without_lost(
@@ -117,7 +109,7 @@ def _without_lost_samples(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...
     """In training, all samples share the statistics of a channel. In a frozen batch norm, each sample is by itself."""
     if not args[7]:
         return (args[0], without_lost_samples(mask, args[1]), *args[2:])
-    counts, *_ = _of_batch(mask, args[1])
+    counts, *_ = _of_batch(mask, *args[1:])
     return _without_lost(args, (5, 6), counts, lambda kept: kept.reshape(counts.shape))
 
 
@@ -129,7 +121,7 @@ fused(
     set_aside=lambda mask, args: _without_lost_rows(mask, args, (3,)),
 )
 fused("native_group_norm_backward", masks=_of_group, set_aside=_without_lost_groups)
-fused("native_batch_norm_backward", masks=_of_batch_or_frozen, set_aside=_without_lost_samples)
+fused("native_batch_norm_backward", masks=_of_batch, set_aside=_without_lost_samples)
 fused("batch_norm_backward", "cudnn_batch_norm_backward")
 
 

@@ -40,9 +40,8 @@ from ...masks.mask import Mask, both, either, expanded, reduced
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
 from ..graph import function_of
 from ..numerics import numerics
-from ..registry import function, rule, transfer
+from ..registry import function, fused, rule, transfer
 from ..rewrites import rewrite
-from .decompositions import fused
 
 # Sums, signs, copies and other dtypes.
 
@@ -286,23 +285,11 @@ def _all_factors(args: tuple[Any, ...]) -> Mask:
 
 
 @rule(
-    "div",
-    "elu_backward",
-    "gelu_backward",
-    "glu_backward_jvp",
-    "hardswish_backward",
-    "infinitely_differentiable_gelu_backward",
-    "leaky_relu_backward",
-    "log_sigmoid_backward",
-    "mish_backward",
-    "native_dropout_backward",
-    "rrelu_with_noise_backward",
-    "sigmoid_backward",
-    "silu_backward",
-    "softplus_backward",
-    "special_xlog1py",
-    "tanh_backward",
-    "xlogy",
+    *"""
+    div elu_backward gelu_backward glu_backward_jvp hardswish_backward infinitely_differentiable_gelu_backward
+    leaky_relu_backward log_sigmoid_backward mish_backward native_dropout_backward rrelu_with_noise_backward
+    sigmoid_backward silu_backward softplus_backward special_xlog1py tanh_backward xlogy
+    """.split()
 )
 def product(op: Any, *args: Any, **kwargs: Any) -> Any:
     """A cotangent times a function of the saved tensors."""
@@ -357,21 +344,10 @@ def total_of_product(op: Any, base: Any, a: Any, b: Any, *, value: Any = 1) -> A
 
 
 @rule(
-    "_conj",
-    "_conj_physical",
-    "_neg_view",
-    "alias",
-    "clone",
-    "conj_physical",
-    "contiguous",
-    "detach",
-    "lift_fresh",
-    "neg",
-    "positive",
-    "real",
-    "imag",
-    "resolve_conj",
-    "resolve_neg",
+    *"""
+    _conj _conj_physical _neg_view alias clone conj_physical contiguous detach lift_fresh neg positive real imag
+    resolve_conj resolve_neg
+    """.split()
 )
 def same_entries(op: Any, grad: Any, **kwargs: Any) -> Any:
     """Copies, signs and conjugates."""

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...masks.cotangent import Cotangent, mask_of, nothing, prefer_exact, unwrap, write_over_nan
+from ...masks.cotangent import Cotangent, is_finite, mask_of, nothing, prefer_exact, unwrap, write_over_nan
 from ...masks.mask import Mask, anywhere, full, only, reduced
 from ...masks.numbers import all_finite, finite_part, has_nan, is_number, is_sparse, total
 from ..conditions import FINITE
@@ -37,7 +37,6 @@ from ..graph import run
 from ..numerics import numerics
 from ..registry import derivative, function, rule, transfer
 from .sparse import has_sparse_factor, sparse_product
-from .two_cotangents import product_of_two
 
 function("Dot", safe_if=FINITE)
 function("Bmm Mm Mv", selects=has_sparse_factor, safe_if=FINITE)
@@ -125,6 +124,60 @@ def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, met: Tens
     return result.masked_fill_(nan | (to_inf & to_minus_inf), torch.nan)
 
 
+# Products of two cotangents, in gradients of gradients: one arrives, and the pass before saved the other. A term counts
+# if both of its factors count.
+
+
+def product_of_two(apply: Apply, a: Any, b: Any) -> Cotangent:
+    """The bilinear `apply` of two factors. One or both are cotangents. Ignored times NaN or inf is ignored."""
+    value = apply(unwrap(a), unwrap(b))
+    if mask_of(a) is None and mask_of(b) is None:
+        return Cotangent(value)
+    used_a, used_b = _counted(a), _counted(b)
+    mask = apply(used_a, used_b) != 0
+    if not is_finite(value):
+        value = torch.where(value.isfinite(), value, _by_kind(apply, unwrap(a), unwrap(b), used_a, used_b))
+    return Cotangent(value, mask)
+
+
+def _counted(factor: Any) -> Tensor:
+    """1 for each element that counts, and 0 for the others, in a dtype that can count many elements."""
+    value = unwrap(factor)
+    wide = value.dtype in (torch.float64, torch.complex128)
+    return full(mask_of(factor), value).to(torch.float64 if wide else torch.float32)
+
+
+def _by_kind(apply: Apply, a: Tensor, b: Tensor, used_a: Tensor, used_b: Tensor) -> Tensor:
+    """Multiply the finite elements as usual. Then put back inf or NaN where used elements met the others."""
+    finite_a, finite_b = (x.masked_fill(x.isfinite().logical_not(), 0) for x in (a, b))
+    value = apply(finite_a, finite_b)
+    back = torch.zeros_like(value)
+    for sign_a, kind_a in _kinds(a):
+        for sign_b, kind_b in _kinds(b):
+            product = sign_a * sign_b
+            if abs(product) in (0, 1):  # both are finite, so `value` has their product
+                continue
+            met = apply(used_a * kind_a, used_b * kind_b) != 0
+            back = back + torch.where(met, product, 0.0).to(back.dtype)
+    return torch.where(back == 0, value, value + back)
+
+
+def _kinds(value: Tensor) -> list[tuple[float, Tensor]]:
+    """The kinds of numbers in a tensor: NaN, the infinities, positive, negative, 0. Each has an example and a mask."""
+    if value.is_complex():  # an infinite part meets both parts of the other factor
+        return [(torch.nan, value.isfinite().logical_not()), (0.0, value.isfinite())]
+    finite = value.isfinite()
+    kinds = [
+        (torch.nan, value.isnan()),
+        (torch.inf, value == torch.inf),
+        (-torch.inf, value == -torch.inf),
+        (1.0, finite & (value > 0)),
+        (-1.0, finite & (value < 0)),
+        (0.0, value == 0),
+    ]
+    return [(kind, there) for kind, there in kinds if bool(there.any())]
+
+
 def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
     """The saved batch, with finite numbers alone if all samples with NaN or inf are ignored as a whole."""
     if mask is None or all_finite(saved):
@@ -142,18 +195,14 @@ def matrix_product(op: Any, a: Any, b: Any) -> Any:
         return sparse_product(op, a, b)
     if type(a) is Cotangent and type(b) is Cotangent:
         return product_of_two(op, a, b)
-    left, right = unwrap(a), unwrap(b)
-    vector = right.dim() == 1
-    shape = (*left.shape[:-1], right.shape[-1]) if not vector else tuple(left.shape[:-1])
-    if type(a) is Cotangent:
-        mask = a.mask
-        if mask is not None:
-            mask = anywhere(mask, -1, keepdim=not vector).expand(shape)
-        return Cotangent(_by_matrix(op, a, right), mask)
-    mask = b.mask
+    is_first = type(a) is Cotangent
+    grad, saved = (a, unwrap(b)) if is_first else (b, unwrap(a))
+    value = _by_matrix(op if is_first else lambda grad, saved: op(saved, grad), grad, saved, not is_first)
+    mask = grad.mask
     if mask is not None:
-        mask = (anywhere(mask, -1) if vector else anywhere(mask, -2, keepdim=True)).expand(shape)
-    return Cotangent(_by_matrix(lambda grad, saved: op(saved, grad), b, left, True), mask)
+        summed = -1 if is_first or mask.dim() == 1 else -2
+        mask = anywhere(mask, summed, keepdim=mask.dim() == value.dim()).expand(value.shape)
+    return Cotangent(value, mask)
 
 
 def _by_matrix(apply: Apply, grad: Cotangent, saved: Tensor, saved_is_first: bool = False) -> Tensor:
@@ -303,10 +352,6 @@ def _is_dense(node: Any) -> bool:
     return not has_sparse_factor(node)
 
 
-def _is_dense_sum(node: Any) -> bool:
-    return uses_base(node) and _is_dense(node)
-
-
 @transfer(
     "Mm",
     only_if=_is_dense,
@@ -328,7 +373,7 @@ def _product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Seq
 
 @transfer(
     "Addmm",
-    only_if=_is_dense_sum,
+    only_if=lambda node: uses_base(node) and _is_dense(node),
     repair=repair_products,
     repair_if=is_cheap,
     repair_reads=("_raw_saved_mat1", "_raw_saved_mat2"),

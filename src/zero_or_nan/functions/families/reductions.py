@@ -15,7 +15,6 @@ The elements that equal a maximum share its cotangent, as in PyTorch. The other 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -37,13 +36,10 @@ function("Amax Amin", selects=True, compares=True, safe_if=FINITE)
 function("Aminmax", since="2.13", selects=True, compares=True)
 function("Max Min", selects=True, safe_if=FINITE)
 function("Nanmedian SegmentReduce", selects=True)
-function("Norm", fills=("MaskedFill(Div(Norm))", "MaskedFill(Div(Pow(Norm)))"))
-function("Renorm", selects=True)
 function("Std StdMean", fills=("MaskedFill(Div(Mul(Std)))", "MaskedFill(Div(Mul(StdMean)))"))
 
 numerics("sum mean", grows=True)
-numerics("prod cumsum cumprod linalg_vector_norm", grows=True)
-numerics("norm", grows=True, section="undefined")
+numerics("prod cumsum cumprod", grows=True)
 numerics("nansum nanmean", section="nansum-nanmean")
 numerics("std_mean", like="std")
 numerics("var_mean", like="var")
@@ -102,62 +98,33 @@ def scatter_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
 
     Elements that `include_self=False` leaves out are ignored.
     """
-    grad, own, dim = grads[0], node._saved_self, node._saved_dim
-    index, source, result = node._saved_index, node._saved_src, node._saved_result
-    dim = signed(dim)
-    there = result.gather(dim, index)
-    source = source if source.shape == index.shape else source[tuple(map(slice, index.shape))]
-    of_own, of_source = own == result, source == there
-    count = of_own.to(own.dtype).scatter_add(dim, index, of_source.to(own.dtype))
-    shared = grad / count
-    to_source = _picked(shared.gather(dim, index), of_source, there)
-    if not node._saved_include_self:
-        of_own, result = of_own.scatter(dim, index, False), result.scatter(dim, index, 0)
-    return _picked(shared, of_own, result), to_source
+    at, source = (signed(node._saved_dim), node._saved_index), node._saved_src
+    source = source if source.shape == at[1].shape else source[tuple(map(slice, at[1].shape))]
+    return _shared_at(node, grads[0], at, source, torch.gather, torch.scatter_add, torch.scatter)
 
 
 @derivative("IndexReduce", selects=_leaves_out, derivative_if=_by_largest)
 def index_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
     """The same as `scatter_reduce`, by rows."""
-    grad, own, dim, index = grads[0], node._saved_self, node._saved_dim, node._saved_index
-    source, result = node._saved_source, node._saved_result
-    dim = signed(dim)
-    there = result.index_select(dim, index)
+    at = signed(node._saved_dim), node._saved_index
+    return _shared_at(node, grads[0], at, node._saved_source, torch.index_select, torch.index_add, torch.index_fill)
+
+
+def _shared_at(node: Any, grad: Any, at: Any, source: Tensor, read: Any, add: Any, fill: Any) -> tuple[Any, Any]:
+    """The gradients of the tensor and of the source. `read`, `add` and `fill` reach the elements at an index."""
+    own, result = node._saved_self, node._saved_result
+    there = read(result, *at)
     of_own, of_source = own == result, source == there
-    shared = grad / of_own.to(own.dtype).index_add(dim, index, of_source.to(own.dtype))
-    to_source = _picked(shared.index_select(dim, index), of_source, there)
+    shared = grad / add(of_own.to(own.dtype), *at, of_source.to(own.dtype))
+    to_source = picked_share(read(shared, *at), of_source, there)
     if not node._saved_include_self:
-        of_own, result = of_own.index_fill(dim, index, False), result.index_fill(dim, index, 0)
-    return _picked(shared, of_own, result), to_source
+        of_own, result = fill(of_own, *at, 0), fill(result, *at, 0)
+    return picked_share(shared, of_own, result), to_source
 
 
-def _picked(shared: Any, picked: Tensor, result: Tensor) -> Cotangent:
+def picked_share(shared: Any, picked: Tensor, result: Tensor) -> Cotangent:
     """The shared cotangent at the picked elements, and NaN where the result is NaN and counts."""
     nan = result.isnan()
     value = unwrap(shared).masked_fill(~picked, 0).masked_fill(nan, torch.nan)
     arriving = torch.ones_like(picked) if shared.mask is None else shared.mask
     return zero_ignored(value.masked_fill(nan & ~arriving, 0), (picked | nan) & arriving)
-
-
-def _of_largest(node: Any) -> bool:
-    """True for a norm of order inf or -inf."""
-    return float(node._saved_ord if hasattr(node, "_saved_ord") else node._saved_p or 2) in (math.inf, -math.inf)
-
-
-@derivative(
-    "LinalgVectorNorm",
-    selects=_of_largest,
-    derivative_if=_of_largest,
-    fills=("MaskedFill(Div(LinalgVectorNorm))", "MaskedFill(Div(Pow(LinalgVectorNorm)))", "MaskedFill(Pow(Abs))"),
-)
-def largest_norm(node: Any, grads: Any) -> tuple[Any]:
-    """The elements whose absolute value equals the norm share its cotangent. With a NaN norm, all elements do."""
-    (grad, *_), x, norm, dims = grads, node._saved_self, node._saved_result, node._saved_dim
-    if x.dim() and not node._saved_keepdim:
-        chosen = sorted(d % x.dim() for d in (list(map(signed, dims)) if dims else range(x.dim())))
-        for dim in chosen:
-            grad, norm = grad.unsqueeze(dim), norm.unsqueeze(dim)
-    dims = list(map(signed, dims)) if dims else list(range(x.dim()))
-    picked = x.abs() == norm
-    shared = grad / picked.sum(dims, keepdim=True) if x.dim() else grad
-    return (_picked((shared * x.sgn()).expand(x.shape), picked, norm.expand(x.shape)),)

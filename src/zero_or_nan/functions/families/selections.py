@@ -13,12 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...masks.cotangent import Cotangent, NotFollowed, chosen, mask_of, selecting, step_of, unwrap, wrap, written_mask
+from ...masks.cotangent import (
+    Cotangent,
+    NotFollowed,
+    chosen,
+    mask_of,
+    selecting,
+    step_of,
+    unwrap,
+    wrap,
+    written_mask,
+    zero_ignored,
+)
 from ...masks.mask import Mask, both, everywhere, expanded, full, reduced
 from ..conditions import ALWAYS
 from ..graph import can_be_read_again
 from ..numerics import numerics
 from ..registry import function, rule, transfer
+from .products import bilinear
 from .spreading import probe
 
 function("Where", selects=True, safe_if=ALWAYS)
@@ -30,8 +42,9 @@ function(
     selects=True,
     safe_if=ALWAYS,
 )
+function("Embedding", selects=True, safe_if=ALWAYS)
 function("IndexAdd ScatterAdd", safe_if=ALWAYS)
-function("DiagonalScatter IndexPutImpl Put UnsafeIndex UnsafeIndexPut UnsafeMaskedIndex", selects=True)
+function("DiagonalScatter EmbeddingBag IndexPutImpl Put UnsafeIndex UnsafeIndexPut UnsafeMaskedIndex", selects=True)
 
 
 def _fills_with_a_tensor(node: Any) -> bool:
@@ -128,6 +141,12 @@ def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
     return Cotangent(value, expanded(mask, value.shape))
 
 
+def _masks_of(base: Any, source: Any) -> tuple[Mask, Mask]:
+    """The masks of a base and of what is written into it. At least one of them is a cotangent."""
+    beside = base if type(base) is Cotangent else source
+    return written_mask(base, beside), written_mask(source, beside)
+
+
 @rule("masked_scatter")
 def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
     """The base, with the source's elements, in order, where `where` is True.
@@ -136,11 +155,10 @@ def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
     whose result is always contiguous.
     """
     value = op(unwrap(base), where, unwrap(source))
-    beside = base if type(base) is Cotangent else source
     step = step_of((base, source))
     if step is not None and not step.is_anothers:
         value = torch.empty_like(unwrap(base)).copy_(value)
-    below, above = written_mask(base, beside), written_mask(source, beside)
+    below, above = _masks_of(base, source)
     mask = torch.masked_scatter(
         full(below, unwrap(base)).expand(value.shape).clone(), where, full(above, unwrap(source)).contiguous()
     )
@@ -194,8 +212,7 @@ def index_put(
 ) -> Any:
     """Elements are overwritten, or added to. An element counts if an element that counts was put there."""
     value = op(unwrap(base), indices, unwrap(source), accumulate, *rest, **kwargs)
-    beside = base if type(base) is Cotangent else source
-    below, above = written_mask(base, beside), written_mask(source, beside)
+    below, above = _masks_of(base, source)
     if below is None and (above is None or accumulate):
         return Cotangent(value)
     below, above = full(below, unwrap(base)), full(above, unwrap(source))
@@ -237,8 +254,7 @@ def scatter(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: 
     value = op(unwrap(base), dim, index, unwrap(source), **kwargs)
     if kwargs.get("reduce") is not None:
         raise NotFollowed("is not linear with a reduction")
-    beside = base if type(base) is Cotangent else source
-    below, above = written_mask(base, beside), written_mask(source, beside)
+    below, above = _masks_of(base, source)
     if below is None and above is None:
         return Cotangent(value)
     below = full(below, value)
@@ -251,8 +267,7 @@ def scatter(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: 
 def index_fill(op: Any, base: Any, dim: int, index: Tensor, number: Any) -> Any:
     """Whole slices are overwritten by a number."""
     value = op(unwrap(base), dim, index, unwrap(number))
-    beside = base if type(base) is Cotangent else number
-    below, above = written_mask(base, beside), written_mask(number, beside)
+    below, above = _masks_of(base, number)
     if below is None and above is None:
         return Cotangent(value)
     return Cotangent(value, torch.index_fill(full(below, value), dim, index, bool(above is None or above)))
@@ -276,8 +291,7 @@ def put_in(op: Any, base: Any, *args: Any, **kwargs: Any) -> Any:
 def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
     """A base to which elements are added."""
     value = op(unwrap(base), dim, index, unwrap(source), **kwargs)
-    beside = base if type(base) is Cotangent else source
-    below, above = written_mask(base, beside), written_mask(source, beside)
+    below, above = _masks_of(base, source)
     if below is None:
         return Cotangent(value)
     return Cotangent(value, op(probe(below, value), dim, index, probe(above, unwrap(source))).isnan())
@@ -287,6 +301,56 @@ def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwarg
 def put(op: Any, base: Any, index: Tensor, source: Any, accumulate: bool = False) -> Any:
     """The same as `added_into`, with indices into the flattened base."""
     value = op(unwrap(base), index, unwrap(source), accumulate)
-    beside = base if type(base) is Cotangent else source
-    below, above = written_mask(base, beside), written_mask(source, beside)
+    below, above = _masks_of(base, source)
     return Cotangent(value, op(probe(below, value), index, probe(above, unwrap(source)), accumulate).isnan())
+
+
+# Rows that are looked up in a table.
+
+
+@rule("embedding_dense_backward")
+def looked_up(op: Any, grad: Any, indices: Tensor, rows: int, padding: int, *args: Any) -> Any:
+    """Rows that were not looked up are ignored. The padding row was looked up: its gradient is 0 by convention.
+
+    Row 2 of a table is looked up twice, row 0 once, row 1 never. The loss ignores the last of the three results:
+
+    >>> from zero_or_nan.ignoring import Cotangent
+    >>> g = Cotangent(torch.tensor([[1.0], [2.0], [0.0]]), mask=torch.tensor([[True], [True], [False]]))
+    >>> to_table = torch.ops.aten.embedding_dense_backward(g, torch.tensor([2, 0, 2]), 3, -1, False)
+    >>> to_table.value.flatten().tolist(), to_table.mask.flatten().tolist()
+    ([2.0, 0.0, 1.0], [True, False, True])
+    """
+    value = op(grad.value, indices, rows, padding, *args)
+    return Cotangent(value, op(probe(grad.mask, grad.value), indices, rows, -1, *args).isnan())
+
+
+@rule("_embedding_bag_backward", "_embedding_bag_dense_backward")
+def embedding_bag_backward(op: Any, grad: Any, *args: Any) -> Any:
+    """Linear in the cotangent and, if there are any, in the weights of the samples. Other rows are ignored."""
+    names = [argument.name for argument in op._schema.arguments[1:]]
+    named = dict(zip(names, args, strict=False))
+    if named.get("sparse"):
+        return op(grad.value, *args)
+    place = names.index("per_sample_weights")
+
+    def apply(cotangent: Tensor, weights: Tensor | None) -> Tensor:
+        result: Tensor = op(cotangent, *args[:place], weights, *args[place + 1 :])
+        return result
+
+    weights = args[place]
+    counted = full(grad.mask, grad.value).to(grad.value.dtype)
+    mask = apply(counted, None if weights is None else torch.ones_like(weights)) != 0
+    value = apply(grad.value, None) if weights is None else bilinear(apply, grad, weights)
+    return zero_ignored(value, mask)
+
+
+@rule("_embedding_bag_per_sample_weights_backward")
+def embedding_bag_weights_backward(op: Any, grad: Any, table: Tensor, indices: Tensor, *args: Any) -> Any:
+    """The product of a bag's cotangent with the row that was looked up."""
+
+    def apply(cotangent: Tensor, rows: Tensor) -> Tensor:
+        result: Tensor = op(cotangent, rows, indices, *args)
+        return result
+
+    counted = full(grad.mask, grad.value).to(grad.value.dtype)
+    return zero_ignored(bilinear(apply, grad, table), apply(counted, torch.ones_like(table)) != 0)

@@ -39,6 +39,26 @@ function("AsStrided", selects=True, safe_if=ALWAYS)
 function("Chunk Complex Polar ViewAsReal", selects=True)
 function("NarrowCopy", since="2.13", selects=True)
 
+# Nested tensors: PyTorch has special names for some of their nodes.
+
+function(
+    """
+    ChunkBackwardAutogradNestedTensor0 SelectBackwardAutogradNestedTensor0
+    SplitWithSizesBackwardAutogradNestedTensor0 UnbindBackwardAutogradNestedTensor0
+    """,
+    selects=True,
+    moves=True,
+    safe_if=ALWAYS,
+)
+function(
+    """
+    NestedFromPaddedTensor NestedGetValues NestedViewFromJagged SqueezeBackwardAutogradNestedTensor0
+    SqueezeBackwardAutogradNestedTensor1 ToPaddedTensor ViewBackwardAutogradNestedTensor0
+    """,
+    moves=True,
+    safe_if=ALWAYS,
+)
+
 # No numbers are computed: the result shares memory with an argument, or is no tensor of floats.
 
 numerics(
@@ -144,39 +164,11 @@ def _zip(value: Any, mask: Any) -> Any:
 
 
 @rule(
-    "channel_shuffle",
-    "diagonal",
-    "diagonal_copy",
-    "expand",
-    "expand_copy",
-    "flip",
-    "gather",
-    "index",
-    "_unsafe_index",
-    "index_select",
-    "movedim",
-    "native_channel_shuffle",
-    "permute",
-    "permute_copy",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "repeat",
-    "roll",
-    "rot90",
-    "select",
-    "slice",
-    "split",
-    "split_with_sizes",
-    "squeeze",
-    "squeeze_copy",
-    "t",
-    "take",
-    "transpose",
-    "unbind",
-    "unfold",
-    "unsafe_split",
-    "unsafe_split_with_sizes",
-    "unsqueeze",
+    *"""
+    channel_shuffle diagonal diagonal_copy expand expand_copy flip gather index _unsafe_index index_select movedim
+    native_channel_shuffle permute permute_copy pixel_shuffle pixel_unshuffle repeat roll rot90 select slice split
+    split_with_sizes squeeze squeeze_copy t take transpose unbind unfold unsafe_split unsafe_split_with_sizes unsqueeze
+    """.split()
 )
 def carried(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """Views, copies of views and gathers: each element of the result is an element of the cotangent."""

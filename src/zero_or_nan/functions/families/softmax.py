@@ -26,9 +26,8 @@ from ...masks.numbers import total
 from ..conditions import FINITE
 from ..graph import signed
 from ..numerics import numerics
-from ..registry import function, rule, transfer
+from ..registry import function, fused, rule, transfer
 from ..rewrites import rewrite
-from .decompositions import fused
 
 function("LogSoftmax SafeSoftmax Softmax", safe_if=FINITE)
 function("MaskedSoftmax", selects=True, safe_if=FINITE)

@@ -1,8 +1,8 @@
-"""Pooling, padding, upsampling: constant weights. An element of the gradient counts if it reads an element that counts.
+"""Pooling, padding, upsampling, and Fourier transforms: sums of elements with constant weights.
 
-The operator itself shows this, if each element that counts is NaN and the others are 0. NaN times any weight is NaN,
-also if the weight was computed as 0, and nothing else becomes NaN. With windows of two, the cotangent's two elements
-reach two elements each:
+An element of the gradient counts if it reads an element that counts. The operator itself shows this, if each element
+that counts is NaN and the others are 0. NaN times any weight is NaN, also if the weight was computed as 0, and nothing
+else becomes NaN. With windows of two, the cotangent's two elements reach two elements each:
 
 >>> from zero_or_nan.ignoring import Cotangent
 >>> g = Cotangent(torch.tensor([[[[1.0, 0.0]]]]), mask=torch.tensor([[[[True, False]]]]))
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...masks.cotangent import Cotangent, unwrap
-from ...masks.mask import Mask
+from ...masks.mask import Mask, anywhere
 from ..conditions import ALWAYS
 from ..numerics import numerics
 from ..registry import function, rule
@@ -56,66 +56,25 @@ function(
     selects=True,
 )
 function("UpsampleLanczos2DAa", since="2.13", selects=True)
+function("FftR2C", selects=True)
 
 
 @rule(
-    "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool2d_backward",
-    "_adaptive_avg_pool3d",
-    "_adaptive_avg_pool3d_backward",
-    "_upsample_bicubic2d_aa",
-    "_upsample_bicubic2d_aa_backward",
-    "_upsample_bilinear2d_aa",
-    "_upsample_bilinear2d_aa_backward",
-    "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact1d_backward",
-    "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact2d_backward",
-    "_upsample_nearest_exact3d",
-    "_upsample_nearest_exact3d_backward",
-    "adaptive_max_pool2d_backward",
-    "adaptive_max_pool3d_backward",
-    "avg_pool2d",
-    "avg_pool2d_backward",
-    "avg_pool3d",
-    "avg_pool3d_backward",
-    "col2im",
-    "cumsum",
-    "fractional_max_pool2d_backward",
-    "fractional_max_pool3d_backward",
-    "im2col",
-    "masked_scatter_backward",
-    "max_pool2d_with_indices_backward",
-    "max_pool3d_with_indices_backward",
-    "max_unpool2d",
-    "max_unpool3d",
-    "reflection_pad1d",
-    "reflection_pad1d_backward",
-    "reflection_pad2d",
-    "reflection_pad2d_backward",
-    "reflection_pad3d",
-    "reflection_pad3d_backward",
-    "replication_pad1d",
-    "replication_pad1d_backward",
-    "replication_pad2d",
-    "replication_pad2d_backward",
-    "replication_pad3d",
-    "replication_pad3d_backward",
-    "unfold_backward",
-    "upsample_bicubic2d",
-    "upsample_bicubic2d_backward",
-    "upsample_bilinear2d",
-    "upsample_bilinear2d_backward",
-    "upsample_linear1d",
-    "upsample_linear1d_backward",
-    "upsample_nearest1d",
-    "upsample_nearest1d_backward",
-    "upsample_nearest2d",
-    "upsample_nearest2d_backward",
-    "upsample_nearest3d",
-    "upsample_nearest3d_backward",
-    "upsample_trilinear3d",
-    "upsample_trilinear3d_backward",
+    *"""
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
+    _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+    _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
+    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward
+    adaptive_max_pool2d_backward adaptive_max_pool3d_backward avg_pool2d avg_pool2d_backward avg_pool3d
+    avg_pool3d_backward col2im cumsum fractional_max_pool2d_backward fractional_max_pool3d_backward im2col
+    masked_scatter_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward max_unpool2d max_unpool3d
+    reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
+    reflection_pad3d_backward replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
+    replication_pad3d replication_pad3d_backward unfold_backward upsample_bicubic2d upsample_bicubic2d_backward
+    upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d
+    upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d
+    upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward
+    """.split()
 )
 def spread(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """Pooling, padding, upsampling: each result is a weighted sum of elements."""
@@ -136,3 +95,10 @@ def probe(mask: Mask, value: Tensor) -> Tensor:
 def _finite(args: Any) -> Any:
     """The arguments without NaN: saved tensors give only shapes or indices, so a NaN must not reach the mask."""
     return [a.nan_to_num() if isinstance(a, Tensor) and a.is_floating_point() else a for a in unwrap(args)]
+
+
+@rule("_fft_c2c", "_fft_r2c", "_fft_c2r")
+def fourier(op: Any, grad: Any, dim: Any, *args: Any, **kwargs: Any) -> Any:
+    """Each element goes into each result along the transformed dimensions, so all of these count if one counts."""
+    value = op(grad.value, dim, *args, **kwargs)
+    return Cotangent(value, None if grad.mask is None else anywhere(grad.mask, dim, True).expand(value.shape))

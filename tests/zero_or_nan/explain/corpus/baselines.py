@@ -20,18 +20,18 @@ import importlib.metadata
 import importlib.util
 import io
 import re
-import sys
 import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+from zero_or_nan.ignoring.inside import graph_from, leaves_of
 
 from .program import Program
 
@@ -56,16 +56,15 @@ def anomaly_mode(program: Program) -> Told:
         else:
             return Told(False)
     text = "".join(str(warning.message) for warning in warned if "Traceback of forward call" in str(warning.message))
-    return Told(True, _innermost(text.partition("Previous calculation")[0], program))
+    return Told(True, _innermost([text.partition("Previous calculation")[0]], program))
 
 
 def forward_hooks(program: Program) -> Told:
     """The line that called the first module with a parameter, an input or an output that is not finite."""
 
     def look(module: nn.Module, args: Any, result: Any) -> None:
-        looked_at = [*module.parameters(recurse=False), *_flat(args), *_flat(result)]
-        if not all(bool(tensor.isfinite().all()) for tensor in looked_at):
-            raise _Found(_caller(program.filename))
+        if not _are_finite([*module.parameters(recurse=False), args, result]):
+            raise _Found(_innermost(traceback.format_stack(), program))
 
     handle = nn.modules.module.register_module_forward_hook(look)
     try:
@@ -79,18 +78,17 @@ def forward_hooks(program: Program) -> Told:
 
 def loss_and_parameters(program: Program) -> Told:
     """Whether a loss, or after a pass a parameter, is not finite."""
-    parameters: dict[Tensor, None] = {}
+    parameters: list[Tensor] = []
     found = False
 
     def wrapped(plain: Callable[..., Any]) -> Callable[..., Any]:
         def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal found
             losses = [roots] if isinstance(roots, Tensor) else list(roots)
-            for loss in losses:
-                parameters.update(_leaves(loss))
-            found |= _any_not_finite(losses)
+            parameters.extend(leaf for _, leaf in leaves_of(graph_from(losses)))
+            found |= not _are_finite(losses)
             result = plain(roots, *args, **kwargs)
-            found |= _any_not_finite(parameters)
+            found |= not _are_finite(parameters)
             return result
 
         return run
@@ -100,7 +98,7 @@ def loss_and_parameters(program: Program) -> Told:
         patch.object(torch.autograd, "grad", wrapped(torch.autograd.grad)),
     ):
         program.run()
-    return Told(found or _any_not_finite(parameters))
+    return Told(found or not _are_finite(parameters))
 
 
 def debug_mode(program: Program) -> Told:
@@ -110,16 +108,14 @@ def debug_mode(program: Program) -> Told:
     brings = (torch.ops.aten.lift_fresh.default, torch.ops.aten.empty.memory_format)  # data, and memory to be filled
 
     def check(func: Any, types: Any, args: Any, kwargs: Any, result: Any) -> dict[str, bool]:
-        changed = tree_leaves(result) if result is not None else tree_leaves(args[:1])
-        tensors = [value for value in changed if isinstance(value, Tensor)]
-        return {"bad": func not in brings and _any_not_finite(tensors)}
+        return {"bad": func not in brings and not _are_finite(result if result is not None else args[:1])}
 
     with DebugMode(record_stack_trace=True) as mode, DebugMode.dispatch_hooks(record_hook=check):
         program.run()
     bad = next((call for call in mode.operators if (call.record or {}).get("bad")), None)
     if bad is None:
         return Told(False)
-    return Told(True, _innermost(bad.fwd_stack_trace or bad.stack_trace or "", program))
+    return Told(True, _innermost([bad.fwd_stack_trace or bad.stack_trace or ""], program))
 
 
 def debug_underflow_overflow(program: Program) -> Told:
@@ -147,7 +143,7 @@ def debug_underflow_overflow(program: Program) -> Told:
     except ValueError as error:
         if "DebugUnderflowOverflow" not in str(error):
             raise
-        return Told(True, _innermost("".join(traceback.format_tb(error.__traceback__)), program))
+        return Told(True, _innermost(traceback.format_tb(error.__traceback__), program))
     finally:
         for hook in hooks:
             hook.remove()
@@ -247,44 +243,13 @@ class _Found(Exception):
         self.line = line
 
 
-def _innermost(text: str, program: Program) -> int | None:
+def _innermost(frames: list[str], program: Program) -> int | None:
     """The innermost line of a program in a traceback."""
-    lines = re.findall(rf'File "{re.escape(program.filename)}", line (\d+)', text)
+    lines = re.findall(rf'File "{re.escape(program.filename)}", line (\d+)', "".join(frames))
     return int(lines[-1]) if lines else None
 
 
-def _caller(filename: str) -> int | None:
-    """The line of the innermost frame that is neither PyTorch's nor this file's, where that is the program's."""
-    torch_folder, frame = str(Path(torch.__file__).parent), sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name != __file__ and not name.startswith(torch_folder):
-            return frame.f_lineno if name == filename else None
-        frame = frame.f_back
-    return None
-
-
-def _flat(value: Any) -> list[Tensor]:
-    """The tensors of an output: itself, or those of a tuple and of tuples in it."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for part in value for tensor in _flat(part)] if isinstance(value, tuple) else []
-
-
-def _leaves(loss: Tensor) -> dict[Tensor, None]:
-    found: dict[Any, None] = {}
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found:
-            found[node] = None
-            waiting += [following for following, _ in node.next_functions]
-    return {node.variable: None for node in found if hasattr(node, "variable")}
-
-
-def _any_not_finite(tensors: Any) -> bool:
-    real = [
-        tensor for tensor in tensors if not tensor.is_meta and not tensor._is_zerotensor()
-    ]  # the others have no data
-    floats = [tensor for tensor in real if tensor.is_floating_point() or tensor.is_complex()]
-    return any(not bool(tensor.isfinite().all()) for tensor in floats)
+def _are_finite(things: Any) -> bool:
+    """Whether all tensors that have data are finite."""
+    tensors = (thing for thing in tree_leaves(things) if isinstance(thing, Tensor))
+    return all(bool(each.isfinite().all()) for each in tensors if not each.is_meta and not each._is_zerotensor())

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import math
 import random
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...ignoring.inside import graph_from, leaves_of, tree_map
 from ..births.diagnosis import Diagnosis
-from ..births.history import History
+from ..births.findings import History
 from ..births.provenance import Kind as OfOrigin
 from ..program.tensors import are_finite, tensors_in
 from ..report.narration import Names, Narration
@@ -41,19 +39,24 @@ class Case(NamedTuple):
     tensors: tuple[Tensor, ...]
     factor: float = 1.0
 
+    def with_input(self, at: int, tensor: Tensor) -> Case:
+        """The case with another value of one input."""
+        return self._replace(tensors=(*self.tensors[:at], tensor, *self.tensors[at + 1 :]))
+
+    def of_row(self, row: int) -> Case:
+        """The case with one row of each input."""
+        return self._replace(tensors=tuple(each[row : row + 1] if each.dim() else each for each in self.tensors))
+
 
 class Numbers(NamedTuple):
-    """A loss, and the gradients by inputs and parameters; None for what the loss does not depend on."""
+    """A loss, and the gradients that it has, by the names of inputs and parameters."""
 
     loss: Tensor
-    gradients: tuple[Tensor | None, ...]
+    gradients: dict[str, Tensor]
 
     @property
     def is_finite(self) -> bool:
         return are_finite((self.loss, self.gradients))
-
-
-Recorder = TypeVar("Recorder", bound=TorchFunctionMode)
 
 
 Key = tuple[str, int, str]
@@ -76,40 +79,29 @@ class Brief(Narration):
                 self.found.setdefault((place.filename, place.line, diagnosis.birth.operator), diagnosis.verdict.kind)
 
 
-_LONG = 3.0
-"""The seconds from which on a search says how long it takes, and after which it says again how far it is."""
-
-
-class TimeIsUp(Exception):
-    """The search has taken the time that it was given."""
-
-
 class Loss:
     """A loss function with an example of its inputs.
 
     Args:
         function, inputs: what the user gave to `explain.probe`.
         seed: of the random numbers in each run.
-        seconds: how long the search may take.
 
     Attributes:
         example: the case of the user's own inputs.
         names: the names of its tensors.
+        wants: which of them have a gradient.
         parameters: by name, the leaves of the graph that are no inputs.
         path: the code that takes the loss from what the function returns.
         runs: how often the loss was run.
         is_random: whether the loss draws random numbers.
         dtype: that of the loss.
-        ends: when the time is up.
     """
 
-    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], seed: int, seconds: float) -> None:
+    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], seed: int) -> None:
         self.function, self._inputs, self.seed = function, inputs, seed
-        self._seconds, self.ends = seconds, time.monotonic() + seconds
-        self._next = math.inf
         self._given = tensors_in(inputs)
         self.example = Case(tuple(tensor.detach().clone() for tensor in self._given))
-        self._wants = [tensor.requires_grad for tensor in self._given]
+        self.wants = [tensor.requires_grad for tensor in self._given]
         self.names = _names(function, inputs)
         self.parameters: dict[str, Tensor] = {}
         self.runs, self.is_random, self.path = 0, False, ""
@@ -131,45 +123,35 @@ class Loss:
             self._before.put_back()
 
     def _keep(self, module: nn.Module) -> None:
-        """Keep what a module has, before it is called for the first time: its buffers, its modes, its attributes."""
-        if id(module) in self._modules or isinstance(module, torch.jit.ScriptModule):
-            return
-        self._modules[id(module)] = module
-        for mapping in (vars(module), module._buffers):
-            self._before.dicts.append((mapping, dict(mapping)))
-        self._before.buffers += [(each, each.detach().clone()) for each in module.buffers(recurse=False)]
-        for parameter in module.parameters():
-            self._keep_grad(parameter)
-
-    def _keep_grad(self, leaf: Tensor) -> None:
-        """Keep which tensor is the `.grad` of a leaf. A run asks for gradients, and adds nothing to it."""
-        self._before.grads.setdefault(id(leaf), (leaf, leaf.grad, None))
+        """Keep what a module has, before it is called for the first time."""
+        if id(module) not in self._modules and not isinstance(module, torch.jit.ScriptModule):
+            self._modules[id(module)] = module
+            self._before.note_module(module)
 
     def begin(self) -> Numbers:
         """Run the example, and find the parameters. Errors of the loss are the user's."""
         with self._state():
-            torch.manual_seed(self.seed)
             before = torch.get_rng_state()
-            loss, given = self._loss(self.example, None)
+            loss, given = self._loss(self.example)
             self.is_random = not torch.equal(before, torch.get_rng_state())
             if not loss.requires_grad:
                 self._want_one()
-                loss, given = self._loss(self.example, None)
-        ids = set(map(id, given))
-        leaves = [leaf for _, leaf in leaves_of(graph_from([loss]))]
-        found = list({id(leaf): leaf for leaf in leaves if id(leaf) not in ids}.values())
+                loss, given = self._loss(self.example)
+        self.dtype = loss.dtype
+        inputs = set(map(id, given))
+        leaves = {id(leaf): leaf for _, leaf in leaves_of(graph_from([loss])) if id(leaf) not in inputs}
         known: dict[int, str] = {}
         for module in self._modules.values():  # outer modules are called first, and know the longer names
             for name, parameter in module.named_parameters():
                 known.setdefault(id(parameter), name)
-        for number, leaf in enumerate(found):
+        for number, leaf in enumerate(leaves.values()):
             name = known.get(id(leaf), f"parameter {number}")
-            self.parameters[f"{name} ({number})" if name in self.parameters else name] = leaf  # two models may share it
-            self._keep_grad(leaf)
+            is_taken = name in self.parameters or name in self.names  # two models may share it
+            self.parameters[f"{name} ({number})" if is_taken else name] = leaf
+            self._before.note_grad(leaf)
         self.runs += 1
-        self.dtype = loss.dtype
         with self._state():
-            return self._differentiated(*self._loss(self.example, None))
+            return self._differentiated(*self._loss(self.example))
 
     def _want_one(self) -> None:
         """Let the first input of floats have a gradient, if nothing has."""
@@ -179,19 +161,13 @@ class Loss:
                 "explain.probe found nothing to differentiate: the loss has no parameter, and no input of floats. "
                 "Give it an input that requires a gradient"
             )
-        self._wants[first] = True
+        self.wants[first] = True
 
-    def wants(self, at: int) -> bool:
-        """Whether an input has a gradient."""
-        return self._wants[at]
-
-    def numbers(self, case: Case) -> Numbers | None:
-        """The loss and its gradients; None if the loss refuses these inputs with an error."""
-        return self._run(case, None)
-
-    def exact(self, case: Case) -> Numbers | None:
-        """The same in float64; None if the loss can't run in it."""
-        return self._run(case, torch.float64)
+    def numbers(self, case: Case, dtype: torch.dtype | None = None) -> Numbers | None:
+        """The loss and its gradients, also in another dtype; None if the loss refuses these inputs, or the dtype."""
+        with self._tried(case, dtype):
+            return self._differentiated(*self._loss(case, dtype))
+        return None
 
     def fails(self, case: Case) -> bool:
         """Whether the loss or a gradient is not finite."""
@@ -212,62 +188,21 @@ class Loss:
         return watch.report
 
     def _watch(self, watch: Watch, case: Case) -> None:
-        self._check_time()
-        with self._state(case.factor), contextlib.suppress(Exception):
-            try:
-                watch.__enter__()
-                self._differentiated(*self._loss(case, None))
-            finally:
-                watch.end()
+        with self._tried(case), watch:
+            self._differentiated(*self._loss(case))
 
-    def recorded(self, case: Case, mode: Recorder) -> tuple[Recorder, list[Tensor]] | None:
-        """Run the loss in a mode that keeps calls; each input of floats has a gradient there.
-
-        Returns:
-            The mode and the inputs that the graph begins at; None if the loss refuses these inputs.
-        """
-        self._check_time()
-        with self._state(case.factor), contextlib.suppress(Exception):
-            with mode:
-                _, given = self._loss(case, None, True)
-            return mode, given
-        return None
-
-    def announce(self, tries: int) -> None:
-        """Say in a terminal how long the search will take, if it takes long."""
-        begun, now = self.ends - self._seconds, time.monotonic()
-        wanted = (now - begun) / max(self.runs, 1) * tries
-        if wanted > _LONG and sys.stderr.isatty():
-            about = min(wanted, self._seconds)
-            print(f"explain.probe: {tries} inputs to try, about {about:.0f} seconds", file=sys.stderr, flush=True)
-            self._next = now
+    def recorded(self, case: Case, mode: TorchFunctionMode) -> list[Tensor]:
+        """Run the loss in a mode. The result are its inputs, which all have a gradient; empty if it refuses them."""
+        with self._tried(case), mode:
+            return self._loss(case, all_want=True)[1]
+        return []
 
     @contextmanager
-    def overtime(self) -> Iterator[None]:
-        """While entered, the loss may run although the time is up: what is begun is brought to an end."""
-        ends, self.ends = self.ends, math.inf
-        try:
-            yield
-        finally:
-            self.ends = ends
-
-    def _check_time(self) -> None:
-        now = time.monotonic()
-        if now > self.ends:
-            raise TimeIsUp
+    def _tried(self, case: Case, dtype: torch.dtype | None = None) -> Iterator[None]:
+        """One run. If the loss refuses its inputs with an error, the rest of the block is left out."""
         self.runs += 1
-        if now > self._next + _LONG:
-            self._next = now
-            left = self.ends - now
-            print(f"explain.probe: {self.runs} runs, at most {left:.0f} seconds left", file=sys.stderr, flush=True)
-
-    def _run(self, case: Case, dtype: torch.dtype | None) -> Numbers | None:
-        self._check_time()
-        with self._state(case.factor, dtype):
-            try:
-                return self._differentiated(*self._loss(case, dtype))
-            except Exception:  # the loss refuses such inputs, or can't run in this dtype
-                return None
+        with self._state(case.factor, dtype), contextlib.suppress(Exception):
+            yield
 
     @contextmanager
     def _state(self, factor: float = 1.0, dtype: torch.dtype | None = None) -> Iterator[None]:
@@ -276,15 +211,13 @@ class Loss:
         Parameters get other numbers by way of `.data`, so their own numbers are neither copied nor written to.
         """
         self._before.put_back()
-        torch.manual_seed(self.seed)
-        random.seed(self.seed)
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed(self.seed)
-        kept = [(each, each.data) for each in self.parameters.values()] if factor != 1 or dtype is not None else []
+        _seed(self.seed)
+        kept = [(each, each.data) for each in self.parameters.values()]
         default = torch.get_default_dtype()
         try:
-            for parameter, data in kept:
-                parameter.data = (data if dtype is None else _wider(data, dtype)) * factor
+            if factor != 1 or dtype is not None:
+                for parameter, data in kept:
+                    parameter.data = _wider(data, dtype) * factor
             if dtype is not None:
                 torch.set_default_dtype(dtype)
                 for module in self._modules.values():
@@ -297,47 +230,50 @@ class Loss:
             for parameter, data in kept:
                 parameter.data = data
 
-    def _loss(self, case: Case, dtype: torch.dtype | None, all_want: bool = False) -> tuple[Tensor, list[Tensor]]:
+    def _loss(
+        self, case: Case, dtype: torch.dtype | None = None, all_want: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
         """Call the loss. Its tensors are new ones, which it may write to."""
-        given, leaves = {}, []
-        for original, tensor, wants in zip(self._given, case.tensors, self._wants, strict=True):
-            leaf = _wider(tensor, dtype).detach().clone()
+        leaves = [_wider(tensor, dtype).detach().clone() for tensor in case.tensors]
+        for leaf, wants in zip(leaves, self.wants, strict=True):
             leaf.requires_grad_(wants or all_want and leaf.is_floating_point())
-            leaves.append(leaf)
-            given[id(original)] = leaf if original.is_leaf else leaf.clone()
-        loss, self.path = loss_of(self.function(*tree_map(lambda thing: given.get(id(thing), thing), self._inputs)))
+        given = (leaf if old.is_leaf else leaf.clone() for leaf, old in zip(leaves, self._given, strict=True))
+        loss, self.path = loss_of(self.function(*self._with(given)))
         return loss, leaves
 
+    def _with(self, tensors: Iterable[Tensor]) -> tuple[Any, ...]:
+        """The user's inputs, with other tensors."""
+        given = {id(old): new for old, new in zip(self._given, tensors, strict=True)}
+        return tuple(tree_map(lambda thing: given.get(id(thing), thing), self._inputs))
+
     def _differentiated(self, loss: Tensor, given: list[Tensor]) -> Numbers:
-        wanted = [leaf for leaf in given if leaf.requires_grad] + [*self.parameters.values()]
+        wanted = [(name, leaf) for name, leaf in zip(self.names, given, strict=True) if leaf.requires_grad]
+        wanted += self.parameters.items()
         if not loss.requires_grad:
-            return Numbers(loss.detach(), (None,) * len(wanted))
-        return Numbers(loss.detach(), torch.autograd.grad(loss, wanted, allow_unused=True))
+            return Numbers(loss.detach(), {})
+        gradients = torch.autograd.grad(loss, [leaf for _, leaf in wanted], allow_unused=True)
+        pairs = zip(wanted, gradients, strict=True)
+        return Numbers(loss.detach(), {name: each for (name, _), each in pairs if each is not None})
+
+    def inputs_of(self, case: Case) -> tuple[Any, ...]:
+        """The inputs of a case, in the form of the user's, ready for a call."""
+        pairs = zip(case.tensors, self.wants, strict=True)
+        return self._with(tensor.clone().requires_grad_(wants) for tensor, wants in pairs)
 
     def is_failed_by(self, test: str, name: str) -> bool:
         """Whether a test fails now. The test may call the loss by a name that it does not import."""
         names: dict[str, Any] = {name: self.function}
         with self._state():
-            kept = [(each, each.data) for each in self.parameters.values()]
+            for parameter in self.parameters.values():  # the test may write to them
+                parameter.data, parameter.grad = parameter.data.clone(), None
             try:
-                for parameter, data in kept:
-                    parameter.data, parameter.grad = data.clone(), None
                 exec(test, names)
                 next(value for key, value in names.items() if key.startswith("test_"))()
             except AssertionError:
                 return True
             except Exception:
-                return False
-            finally:
-                for parameter, data in kept:
-                    parameter.data = data
+                pass
         return False
-
-    def inputs_of(self, case: Case) -> tuple[Any, ...]:
-        """The inputs of a case, in the form of the user's, ready for a call."""
-        pairs = zip(self._given, case.tensors, self._wants, strict=True)
-        given = {id(original): tensor.clone().requires_grad_(wants) for original, tensor, wants in pairs}
-        return tuple(tree_map(lambda thing: given.get(id(thing), thing), self._inputs))
 
 
 def loss_of(result: Any) -> tuple[Tensor, str]:
@@ -361,6 +297,23 @@ def loss_of(result: Any) -> tuple[Tensor, str]:
     return (result, path) if result.dim() == 0 else (result.sum(), f"{path}.sum()")
 
 
+def _seed(seed: int) -> None:
+    """Seed the random numbers of Python, NumPy and PyTorch.
+
+    `torch.manual_seed` does so for all devices, and keeps a traceback for each device that is not in use. In a search,
+    this takes a third of the time.
+    """
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    for devices in (torch.cuda, torch.xpu):
+        if devices.is_initialized():
+            devices.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
+
+
 def _wider(thing: Any, dtype: torch.dtype | None) -> Any:
     is_float = isinstance(thing, Tensor) and thing.is_floating_point()
     return thing.to(dtype) if is_float and dtype is not None else thing
@@ -374,17 +327,13 @@ def _names(function: Callable[..., Any], inputs: tuple[Any, ...]) -> list[str]:
     except (TypeError, ValueError):
         bound = {f"input {number}": thing for number, thing in enumerate(inputs)}
     found: dict[int, str] = {}
-
-    def name(thing: Any, path: str) -> None:
+    left = [*bound.items()]
+    while left:
+        path, thing = left.pop(0)
         if isinstance(thing, Tensor):
             found.setdefault(id(thing), path)
         elif isinstance(thing, (tuple, list)):
-            for at, part in enumerate(thing):
-                name(part, f"{path}[{at}]")
+            left += [(f"{path}[{at}]", part) for at, part in enumerate(thing)]
         elif isinstance(thing, dict):
-            for key, part in thing.items():
-                name(part, f"{path}[{key!r}]")
-
-    for key, thing in bound.items():
-        name(thing, key)
+            left += [(f"{path}[{key!r}]", part) for key, part in thing.items()]
     return [found[id(tensor)] for tensor in tensors_in(inputs)]

@@ -1,0 +1,158 @@
+"""The calls that led to a tensor, and what they give in exact arithmetic.
+
+When a number is not finite, the calls before it run again in float64. This decides whether a value does not exist, or
+only a number on the way was too large, too small or rounded: softplus(-110) is 1.7e-48, and in float32 it is 0.
+
+A call is used only if it gives, run again as it was, exactly what it gave: so random functions, and tensors that were
+changed in place since, end the chain. What is before the chain is taken as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ignoring.inside import tree_map, tree_map_only
+from ..program.tensors import on_copies, rerun, without_side_effects
+from .call import Call
+
+DEPTH = 12
+"""The number of calls before the last one that are run again."""
+
+
+@dataclass
+class Chain:
+    """A call, and the calls before it that computed its operands. The tensors in it are detached.
+
+    Attributes:
+        call: the last call.
+        made: by the identity of a tensor, the tensor and the call that computed it.
+        wanted: the identities of the tensors that had a gradient.
+    """
+
+    call: Call
+    made: dict[int, tuple[Tensor, Call]] = field(default_factory=dict)
+    wanted: set[int] = field(default_factory=set)
+
+    def of(self, tensor: Any) -> Call | None:
+        """The call that computed a tensor, if it is in the chain."""
+        found = self.made.get(id(tensor))
+        return None if found is None else found[1]
+
+    def tensors(self) -> list[Tensor]:
+        """All operands in the chain."""
+        return [*self.call.tensors(), *(tensor for _, call in self.made.values() for tensor in call.tensors())]
+
+    def checked(self) -> Chain:
+        """The chain without calls that do not give, run again, what they gave."""
+        made = {key: pair for key, pair in self.made.items() if _gives(pair[1], pair[0])}
+        return Chain(self.call, made, self.wanted)
+
+    def run(self, dtype: torch.dtype | None = None, given: Mapping[int, Tensor] = MappingProxyType({})) -> Run:
+        """Run the chain again, and record a graph.
+
+        Args:
+            dtype: of all floating-point tensors; that of the program if left out.
+            given: by the identity of a tensor, the value to take for it. Those that no call in the chain computed are
+                taken as they are.
+        """
+        run = Run({}, {}, None)
+        with without_side_effects(), torch.enable_grad():
+            for key, value in given.items():
+                run.take(key, value, dtype, key in self.wanted)
+            run.result = self._result(self.call, run, dtype)
+        return run
+
+    def _result(self, call: Call, run: Run, dtype: torch.dtype | None) -> Any:
+        def computed(thing: Any) -> Any:
+            if isinstance(thing, Tensor):
+                return self._value(thing, run, dtype)
+            return dtype if isinstance(thing, torch.dtype) and dtype is not None and thing.is_floating_point else thing
+
+        args, kwargs = tree_map(computed, (tuple(call.args), dict(call.kwargs)))
+        result = call.func(*args, **kwargs)
+        is_float = isinstance(result, Tensor) and result.is_floating_point()
+        return result.to(dtype) if is_float and dtype is not None else result  # it may have been made from no tensor
+
+    def _value(self, tensor: Tensor, run: Run, dtype: torch.dtype | None) -> Any:
+        if id(tensor) not in run.values:
+            call = self.of(tensor)
+            if call is None:
+                run.take(id(tensor), tensor, dtype, id(tensor) in self.wanted)
+            else:
+                run.values[id(tensor)] = self._result(call, run, dtype)
+        return run.values[id(tensor)]
+
+
+@dataclass
+class Run:
+    """What a chain gave when it ran again.
+
+    Attributes:
+        values: by the identity of a tensor of the chain, its value now, in the order in which they were computed.
+        leaves: those that no call computed, and that have a gradient.
+        result: the result of the last call.
+    """
+
+    values: dict[int, Any]
+    leaves: dict[int, Tensor]
+    result: Any
+
+    def take(self, key: int, tensor: Tensor, dtype: torch.dtype | None, wanted: bool) -> None:
+        """Take a tensor as it is; as a leaf, if its gradient is wanted."""
+        value = on_copies(tensor)
+        if value.is_floating_point():
+            value = value if dtype is None else value.to(dtype)
+            if wanted:
+                self.leaves[key] = value.requires_grad_()
+        self.values[key] = value
+
+
+def chain_of(call: Call, computed_by: Callable[[Tensor], Call | None]) -> Chain:
+    """A call with the calls before it.
+
+    Args:
+        call: the last call.
+        computed_by: gives the call that computed a tensor; None if it isn't known.
+    """
+    detached: dict[int, Tensor] = {}
+    chain = Chain(call)
+
+    def without_graph(tensor: Tensor, depth: int) -> Tensor:
+        if id(tensor) not in detached:
+            detached[id(tensor)] = copy = tensor.detach()
+            if tensor.requires_grad:
+                chain.wanted.add(id(copy))
+            is_leaf = tensor.requires_grad and tensor.grad_fn is None
+            before = computed_by(tensor) if depth and not is_leaf else None
+            if before is not None:
+                chain.made[id(copy)] = copy, of(before, depth - 1)
+        return detached[id(tensor)]
+
+    def of(call: Call, depth: int) -> Call:
+        detach = functools.partial(without_graph, depth=depth)
+        args, kwargs = tree_map_only(Tensor, detach, (tuple(call.args), dict(call.kwargs)))
+        return call._replace(args=args, kwargs=kwargs)
+
+    chain.call = of(call, DEPTH)
+    return chain
+
+
+def _gives(call: Call, result: Tensor) -> bool:
+    """Whether a call gives the same once more."""
+    try:
+        with rerun():
+            again = call.func(*on_copies(call.args), **on_copies(call.kwargs))
+        return (
+            isinstance(again, Tensor)
+            and again.dtype is result.dtype
+            and bool(torch.equal(again.nan_to_num(1.5, 2.5, 3.5), result.nan_to_num(1.5, 2.5, 3.5)))
+        )
+    except Exception:
+        return False

@@ -1,0 +1,85 @@
+"""The corpora of programs and of losses: they are read from their documents, and answers are judged."""
+
+import dataclasses
+import re
+
+import pytest
+from scratch import ROOT
+
+from tools.measure import corpora, first_look, probe
+from tools.measure.corpora import Program, programs
+from tools.measure.torchs_losses import LOSSES, TRACKER
+
+HEAD = "import torch\n\ndef program():\n    x = torch.tensor([0.0, 4.0], requires_grad=True)\n"
+END = "    loss.backward()\n    return {'x': x.grad}\n\ndef right():\n    return "
+ROOTS = f"{HEAD}    loss = x.sqrt().sum()\n{END}"
+INPUTS = "def inputs():\n    return (torch.rand(4, requires_grad=True),)\n\ndef loss_fn(p):\n    "
+
+
+@pytest.mark.parametrize("tool", [first_look, probe])
+def test_each_program_has_its_facts(tool):
+    found = programs(ROOT / tool.FILE)
+    assert len({each.name for each in found}) == len(found) > 100
+    assert {each.part for each in found} >= {"work", "held"}
+    functions = "program|right" if tool is first_look else "loss_fn|inputs"
+    for each in found:
+        assert len(re.findall(rf"(?m)^(?:def )?({functions})\b", each.source)) >= 2, each.name
+        assert sum(map(each.has_at_fault, each.source.splitlines())) >= len(each.lines), each.name
+        assert tool is probe or bool(each.lines) == (each.kinds != ("healthy",)), each.name
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        (f"{ROOTS}None", "works by a choice"),
+        (f"{ROOTS}{{'x': torch.tensor([0.0, 0.25])}}", "works"),
+        (f"{ROOTS}{{'x': torch.tensor([0.0, 0.5])}}", "wrong"),
+        (f"{HEAD}    loss = torch.where(x > 0, x.log(), 0).sum()\n{END}{{'x': torch.tensor([0.0, 0.25])}}", "works"),
+        (f"{HEAD}    loss = (x - 1).sqrt().sum()\n{END}None", "advice"),
+        (f"{HEAD}    loss = x.sum()\n{END}None", "nothing"),
+    ],
+)
+def test_a_remedy_is_judged_by_the_right_numbers(source, remedy):
+    right = first_look.answer(Program("name", "work", ("undefined",), ("loss=x.sqrt().sum()",), source))
+    assert right.remedy == remedy and right.is_line_right == ("x.sqrt()" in source)
+    assert right.is_kind_right == ("sqrt" in source)
+    healthy = first_look.answer(Program("name", "work", ("healthy",), (), source))
+    assert healthy.is_line_right == (remedy == "nothing") and healthy.remedy == ""
+
+
+def test_a_finding_is_judged_by_the_line_at_fault():
+    def told(line, *lines):
+        found = probe.answer(Program("name", "work", (), lines, f"{INPUTS}{line}\n"))
+        return found.is_healthy, found.is_found, found.others, found.works, found.has_test
+
+    assert told("return p.log().mean()", "return p.log().mean()") == (False, True, (), True, True)
+    assert told("return p.log().mean()", "return p.mean()") == (False, False, ("return p.log().mean()",), None, False)
+    assert told("return p.mean()") == (True, False, (), None, False)
+
+
+@pytest.mark.parametrize("tool", [first_look, probe])
+def test_what_crashes_is_not_found_and_the_held_answers_stay_as_they_were(tool, monkeypatch):
+    kept, name = {}, tool.__name__.rpartition(".")[2]
+    key = "held" if tool is probe else "first"
+    parts = [Program(part, part, (), ("x",), "") for part in ("own", "work", "held")]
+    monkeypatch.setattr(
+        corpora, "all_apart", lambda items, work, seconds, lost, told: [lost(each, "") for each in items]
+    )
+    monkeypatch.setattr(probe, "all_apart", lambda items, *_: [{"name": "mse", "code": "F", "findings": []}])
+    monkeypatch.setattr(tool, "programs", lambda path: parts)
+    monkeypatch.setattr(tool, "keep", lambda project, name, content: kept.update(content))
+    old = dataclasses.asdict(tool._lost(parts[2], "")) | {"name": "old"}
+    for recorded in ({}, {key: [old]}):
+        monkeypatch.setattr(tool, "read", lambda *_, recorded=recorded: recorded)
+        getattr(tool, name)(type("Project", (), {"root": ROOT}))
+        assert [each["name"] for each in kept[key]] == ["old" if recorded else "held"]
+        found = tool.summed(kept["work"])
+        assert (found["losses with a bug"], found["the line is found"]) == (1, 0) if tool is probe else found["nothing"]
+    assert "held back" in tool.shown(kept)
+
+
+@pytest.mark.parametrize("name", ["soft_margin_loss(x, sign)", "mse_loss(x, y)"])
+def test_a_loss_of_pytorchs(name):
+    found = probe.answer_of_torch(name)["findings"]
+    assert [each["function"] for each in found] == ["soft_margin_loss"] * ("soft" in name)
+    assert all(any(name.startswith(start) for name in LOSSES) for start in TRACKER)
