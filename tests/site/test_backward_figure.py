@@ -106,15 +106,7 @@ def test_ignoring_is_chosen_and_every_entry_follows(figure):
     assert seen(figure, ".zn-nan") == ["NaN"] and seen(figure, ".zn-masked") == []
 
 
-def test_stepping_moves_nothing_else(figure):
-    height = figure.bounding_box()["height"]
-    for key in ("Home", "ArrowRight", "ArrowRight", "ArrowRight"):
-        figure.get_by_role("button", name="Next").press(key)
-        assert figure.bounding_box()["height"] == height
-
-
-# Each width and each theme once.
-@pytest.mark.parametrize("view", sample(VIEWS, 3))
+@pytest.mark.parametrize("view", sample(VIEWS, 4, first=3))
 def test_axe_finds_nothing_in_either_way(browser, address, view):
     with Visit(browser, address, reduced_motion="reduce", **VIEWS[view]) as tab:
         tab.open(PAGE)

@@ -13,7 +13,7 @@ from torch import nn
 
 from tools.measure import compiled
 from tools.measure.compiled import cases_by_outcome
-from tools.project import Problem, Project, read_record
+from tools.project import Project, read_record
 from zero_or_nan import ignoring
 
 
@@ -158,8 +158,3 @@ def test_a_backend_is_added_beside_the_others_and_drawn(project):
     assert [row["name"] for row in content["exceptions"]] == ["Linear", "L1Loss"]
     drawn = compiled.shown(content)
     assert "2 of 6 compiled programs" in drawn and "failed: &lt;E&gt;: sliced, inf" in drawn
-
-
-def test_only_these_backends():
-    with pytest.raises(Problem, match="no backend, layer or loss is called eager; did you mean aot_eager"):
-        compiled.compiled(Project(ROOT), "eager")

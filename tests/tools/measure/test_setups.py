@@ -8,7 +8,7 @@ import pytest
 from bs4 import BeautifulSoup
 from scratch import ROOT
 
-from tools.measure import setups
+from tools.measure import decisions, setups
 from tools.project import Problem
 
 SHOWN = ("setup", "code", "remark", "fixes", "tests")
@@ -83,12 +83,6 @@ def test_tests_of_one_row_share_it_and_one_that_was_run_is_enough(project, capsy
     assert (row["holds_on"], row["not_run"]) == ([setups.VERSION], "")
 
 
-def test_what_was_not_run_says_why(project, capsys):
-    project.write(GOOD.format("one", "pytest.skip('not yet tested')"))
-    setups.setups(project)
-    assert (project.rows()[0]["holds_on"], project.rows()[0]["not_run"]) == ([], "not yet tested")
-
-
 def test_a_test_that_fails_leaves_the_table_as_it_was(project, capsys):
     project.write(GOOD.format("one", "pass"))
     setups.setups(project)
@@ -136,11 +130,14 @@ def test_the_table_tells_right_from_not_right_and_from_not_tested():
     assert [code.get_text() for code in table.select("tbody code")] == ["x", "y"]
 
 
-def test_a_skipped_row_of_another_release_keeps_what_was_found_there(project, capsys, monkeypatch):
-    project.write(GOOD.format("one", "pass"))
-    setups.setups(project)
-    monkeypatch.setattr(setups, "VERSION", "2.6.0")
-    project.write(GOOD.format("one", "pytest.skip('2.6 can not')"))
-    setups.setups(project)
-    (row,) = project.rows()
-    assert "2.6.0" not in row["holds_on"] and row["holds_on"] and row["not_run"] == ""
+def test_each_line_to_write_is_that_of_a_setup_that_a_test_holds():
+    page = decisions.shown({"rows": recorded()})
+    assert page.count("<pre>") == len(decisions.ROWS)
+    assert "<pre>ignoring.backward(scaler.scale(loss))</pre>" in page
+
+
+@pytest.mark.parametrize("change", [{"fixes": False}, {"holds_on": []}, {"setup": "renamed"}])
+def test_a_line_that_no_test_holds_is_not_advised(change):
+    rows = [row | change if row["setup"] == "FSDP2" else row for row in recorded()]
+    with pytest.raises(Problem, match="no recorded test holds: FSDP2$"):
+        decisions.shown({"rows": rows})

@@ -176,16 +176,6 @@ def test_a_notebook_without_a_chapter_is_deleted_only_if_git_holds_it(book):
     assert not mine.exists()
 
 
-def test_what_is_beside_the_notebooks_stays(book):
-    for name in (".ipynb_checkpoints/one-checkpoint.ipynb", "mine/two.ipynb", "folder.ipynb/notes.txt", "notes.txt"):
-        path = book.root / "notebooks" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("words", encoding="utf-8")
-    before = notebooks(book)
-    pair(Project(book.root))
-    assert before.items() <= notebooks(book).items()
-
-
 def test_what_is_in_the_place_of_a_notebook_and_is_none_stops_the_build(book):
     one = book.root / "notebooks" / "one.ipynb"
     one.mkdir(parents=True)
@@ -227,13 +217,6 @@ def test_after_an_interruption_the_next_build_recognizes_what_was_written(book, 
             pair(project)
     edit(book.chapter("one"), "Words of one.", "Other words.")
     assert [path.name for path in pair(project)] == ["one.ipynb", "two.ipynb"]
-
-
-def test_notebooks_say_nothing_of_the_tools_that_made_them(book):
-    pair(Project(book.root))
-    content = json.loads((book.root / "notebooks" / "one.ipynb").read_text(encoding="utf-8"))
-    assert set(content["metadata"]) == {"kernelspec", "language_info"}
-    assert str(book.root) not in json.dumps(content)
 
 
 def test_a_chapter_that_names_a_kernel_but_has_no_code_is_a_clear_error(book):
