@@ -4,7 +4,6 @@ import gzip
 import socket
 import urllib.error
 import urllib.request
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -58,17 +57,6 @@ def test_no_other_machine_is_served(site):
 def test_a_site_that_is_not_built_is_not_served(tmp_path):
     with pytest.raises(Problem, match="make book"):
         serve(SimpleNamespace(site=tmp_path))
-
-
-def test_ctrl_c_is_how_serving_ends(tmp_path, monkeypatch, capsys):
-    def interrupted(event):
-        raise KeyboardInterrupt
-
-    (tmp_path / "index.html").touch()
-    monkeypatch.setattr("threading.Event.wait", interrupted)
-    monkeypatch.setattr("tools.serve.served", lambda *_: nullcontext("address"))
-    assert serve(SimpleNamespace(site=tmp_path)) is None
-    assert capsys.readouterr().out == "address  (press Ctrl-C to stop)\n"
 
 
 def test_a_port_that_is_taken_is_named(tmp_path):

@@ -15,7 +15,7 @@ from helpers import Case, Claim, Verdict, recorded
 from helpers.compare import Tolerance
 from helpers.entries import MASKED, outcome
 from tools.project import Problem, Project
-from tools.steps.collect import MIME, checked, failed, statements
+from tools.steps.collect import MIME, statements
 from tools.steps.record import add, record
 from tools.steps.record import outcome as recorded_outcome
 
@@ -45,12 +45,6 @@ def page(*shown: object) -> nbformat.NotebookNode:
 @pytest.mark.parametrize("item", [GOOD, BAD, VERDICT, Case("4132")], ids=["holds", "fails", "verdict", "case"])
 def test_a_statement_comes_back_as_it_was_made(item):
     assert list(statements(page(item), "some-page")) == [{**item.json(), "page": "some-page"}]
-
-
-def test_claims_and_verdicts_can_fail_and_cases_can_not():
-    facts = list(statements(page(GOOD, BAD, VERDICT, Case("4132")), "p"))
-    assert [fact["type"] for fact in checked(facts)] == ["claim", "claim", "verdict"]
-    assert [(fact["type"], fact.get("method")) for fact in failed(facts)] == [("claim", "masked"), ("verdict", None)]
 
 
 RELEASE = version("torch").split("+")[0]
@@ -185,11 +179,3 @@ def test_a_record_of_two_devices_or_of_nothing_is_refused(project):
     with pytest.raises(Problem, match="these ran on: none"):
         record(project, [])
     assert not project.results.exists()
-
-
-def test_of_a_message_the_first_line_is_kept(project):
-    case = Case("67180")
-    with case.raises("masked", "mm", TypeError, "MaskedTensor"):
-        raise TypeError("no mm for MaskedTensor\n\nsee /usr/lib/python")
-    (fact,) = kept(record(project, statements(page(case.claims[0]), "p")))[f"{RELEASE} cpu"]
-    assert fact["observed"] == {"raised": "TypeError", "message": "no mm for MaskedTensor"}

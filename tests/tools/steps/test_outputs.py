@@ -110,12 +110,6 @@ def test_what_was_read_of_a_thread_is_compared_and_so_are_the_tags_of_a_cell(tmp
     assert recorded.differences(new) == ["the page is not in the record"]
 
 
-def test_outputs_of_another_release_are_not_compared(tmp_path, monkeypatch):
-    differences(tmp_path, [FIRST], [FIRST])
-    monkeypatch.setenv("ZERO_OR_NAN_DEVICE", "cuda")
-    assert not outputs.Recorded.read(SimpleNamespace(outputs=tmp_path / "outputs.json", root=tmp_path)).applies
-
-
 @pytest.mark.parametrize("made_with", [{"torch": "2.0.0"}, {"matplotlib": "1.0"}, {"device": "cuda"}])
 def test_a_record_of_another_environment_is_an_error_where_the_pinned_one_is_installed(tmp_path, made_with):
     project, here = SimpleNamespace(outputs=tmp_path / "outputs.json", root=tmp_path), outputs.environment()

@@ -46,13 +46,6 @@ def test_what_a_site_is_made_from(book, what):
     assert Site(Project(book.root)).is_current() is not matters
 
 
-def test_another_commit_is_another_site(book):
-    project = Project(book.root)
-    Site(project).remember()
-    book.commit()
-    assert not Site(project).is_current()
-
-
 def test_the_digest_is_what_the_readme_says_it_is(book):
     for name in (".buildinfo", "chapters/Ä b.html", "chapters-2.html", "chapters/.x"):
         (book.site / name).write_text(name, encoding="utf-8")
@@ -81,12 +74,6 @@ def test_a_folder_in_the_checkout_of_something_else_has_no_origin(book):
     book.commit()
     inner = Book(book.root / "inner", {"one": ["print(1)"]})
     assert origin(Project(inner.root)) is None
-
-
-def test_without_git_there_is_no_origin(book, monkeypatch):
-    book.commit()
-    monkeypatch.setenv("PATH", "")
-    assert origin(Project(book.root)) is None
 
 
 def test_the_pages_are_written_again_exactly_when_something_that_they_show_is_new(tmp_path):

@@ -174,11 +174,6 @@ def test_what_is_no_edited_chapter_is_refused_and_nothing_is_written(book, chang
     assert book.chapter("one").read_text(encoding="utf-8") == before
 
 
-def test_a_command_without_a_notebook_says_what_to_name(book):
-    advice = "error: no notebook is named; run make from-notebook NOTEBOOK=path/to/where-over-exp.ipynb\n"
-    assert book.here("from-notebook").stderr == advice
-
-
 def test_a_chapter_that_jupytext_wrote_from_a_notebook_stops_the_build(book):
     project = Project(book.root)
     cells = copy.deepcopy(nbformat.reads(notebook(project, book.chapter("one")), as_version=4).cells)

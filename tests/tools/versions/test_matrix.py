@@ -5,10 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 
 import pytest
-from scratch import ROOT, wait_for
 
 from tools.project import Problem, Project, write_record
 from tools.versions import isolated, matrix
@@ -178,20 +176,6 @@ def test_what_a_part_must_not_find_is_a_failure(project, part, figure):
     assert not matrix._good({key: value for key, value in good.items() if key != part})
 
 
-@pytest.mark.parametrize("version", ["2.9", "2.9.1+cpu", "../2.9.1"])
-def test_what_is_no_version_is_refused_before_any_work(project, version):
-    with pytest.raises(Problem, match="not a version of PyTorch"):
-        matrix.matrix(project, "2.6.0", version)
-    assert not project.build.exists()
-
-
-def test_without_room_on_the_disk_nothing_is_begun(project, monkeypatch):
-    monkeypatch.setattr(isolated, "DISK", 2**60)
-    with pytest.raises(Problem, match="GiB free, but an environment needs up to"):
-        matrix.matrix(project, "2.6.0")
-    assert started(project) == []
-
-
 def test_without_names_every_minor_release_is_run(project, monkeypatch):
     seen = []
     monkeypatch.setattr(matrix, "run", lambda project, version, environment: seen.append(version) or {"error": "x"})
@@ -206,41 +190,26 @@ def test_the_pins_leave_out_torch_and_what_only_torch_wants(project, tmp_path):
     assert path.read_text(encoding="utf-8") == "filelock==1.0\nnumpy==2.0\n"
 
 
-DRIVER = """
-import sys
-sys.path.insert(0, {root!r})
-import os
-from pathlib import Path
-from tools.project import Project
-from tools.versions import matrix
-from tools.versions.isolated import Isolated
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_nothing_and_goes_on_afterwards(project, monkeypatch, how):
+    def interrupted(project, version, environment):
+        environment.folder.mkdir()
+        signal.raise_signal(how)
 
-def installed(environment, *packages):
-    environment.python.parent.mkdir(parents=True)
-    os.symlink(sys.executable, environment.python)
-
-Isolated.install = installed
-matrix._COPIED = ("_config.yml",)
-program = "import pathlib, time; pathlib.Path('../../../running').touch(); time.sleep(60)"
-matrix.PARTS = {{"claims": (("-c", program), "results/claims.json")}}
-try:
-    matrix.matrix(Project(Path({folder!r})), "2.6.0", "2.7.0")
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_interrupted_it_leaves_nothing_and_goes_on_afterwards(project, how, capsys):
-    program = DRIVER.format(root=str(ROOT), folder=str(project.root))
-    run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], cwd=project.root, start_new_session=True)
-    try:
-        assert wait_for(lambda: (project.build / "running").exists(), 60)
-        os.kill(run.pid, how)
-        assert run.wait(30) == (130 if how != signal.SIGKILL else -signal.SIGKILL)
-        if how != signal.SIGKILL:
-            assert not list((project.build / "matrix").glob("of-*"))
-    finally:
-        run.kill()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(matrix, "run", interrupted)
+        matrix.matrix(project, "2.6.0", "2.7.0")
+    assert not list((project.build / "matrix").glob("of-*"))
+    (project.build / "matrix" / "of-2.6.0").mkdir()  # what a run leaves that is killed
     assert matrix.matrix(project, "2.6.0") == 0
     assert not (project.build / "matrix").exists()
+
+
+def test_without_room_on_the_disk_and_for_what_is_no_version_nothing_is_begun(project, monkeypatch):
+    for version in ("2.9", "2.9.1+cpu", "../2.9.1"):
+        with pytest.raises(Problem, match="not a version of PyTorch"):
+            matrix.matrix(project, "2.6.0", version)
+    monkeypatch.setattr(isolated, "DISK", 2**60)
+    with pytest.raises(Problem, match="GiB free, but an environment needs up to"):
+        matrix.matrix(project, "2.6.0")
+    assert started(project) == []
