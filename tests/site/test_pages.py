@@ -9,11 +9,11 @@ import pytest
 from bs4 import BeautifulSoup, Tag
 from scratch import ROOT
 
-from tools.pages.feedback import edit, versions
-from tools.pages.feedback import report as feedback
+from tools.pages.theme import edit, versions
+from tools.pages.theme import report as feedback
 from tools.project import Project
 from tools.steps.collect import MIME
-from tools.steps.origin import origin
+from tools.steps.git import origin
 
 PROJECT = Project(ROOT)
 CHAPTERS = [chapter.stem for chapter in PROJECT.chapters]

@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 from ..project import Project
+from .collect import ChapterRun
 from .outputs import visible
-from .ran import ChapterRun
 
 _AREA = '<div class="cell_output docutils container">'
 """How MyST-NB begins what a cell shows."""

@@ -4,9 +4,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from scratch import ROOT
 
-from tools.pages.feedback import report, versions
+from tools.pages.theme import report, versions
 from tools.project import Project
-from tools.steps.origin import Repository
+from tools.steps.git import Repository
 from zero_or_nan.ignoring.engine.problems import REPORT
 
 

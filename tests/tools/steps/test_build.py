@@ -126,7 +126,7 @@ def test_an_edited_helper_is_never_served_stale_and_every_build_begins_its_kerne
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "mine"))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     # A small helper of its own: what the real ones import takes seconds in every kernel.
-    words = ["import word\n\nprint(word.WORD)", BEGINS]
+    words = [BEGINS, "import word\n\nprint(word.WORD)"]
     book = Book(tmp_path / "book", {"words": words, "plain": ["print(6 * 7)", PIECES]})
     helper = book.root / "src" / "word.py"
     helper.write_text("WORD = 'apple'\n", encoding="utf-8")

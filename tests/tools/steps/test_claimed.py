@@ -8,8 +8,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from helpers import Case
 from tools.steps.claimed import Claimed
-from tools.steps.collect import MIME, collect
-from tools.steps.ran import ChapterRun
+from tools.steps.collect import MIME, ChapterRun, collect
 from tools.steps.record import record
 from tools.steps.shape import COMPARED, lacking
 

@@ -8,7 +8,7 @@ import pytest
 
 from tools.project import Problem, write_record
 from tools.steps import outputs
-from tools.steps.ran import ChapterRun
+from tools.steps.collect import ChapterRun
 
 ROOT = Path.cwd()
 
