@@ -70,6 +70,6 @@ def test_figures_have_all_their_steps_solutions_are_open_and_checks_are_left_out
 def test_without_a_site_or_a_browser_it_says_what_to_do(site, project, monkeypatch):
     with pytest.raises(Problem, match="run `make book` first"):
         printing.pdf(project)
-    monkeypatch.setattr(printing, "executable", lambda: None)
+    monkeypatch.setattr("tools.measure.browser.executable", lambda: None)
     with pytest.raises(Problem, match="run `make browser` first"):
         printing.pdf(PROJECT)
