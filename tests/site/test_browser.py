@@ -75,16 +75,20 @@ def visits(browser: Any, address: str) -> dict[str, dict[str, Seen]]:
         for path in [*ALL, ""]:
             size = weigh(tab, path)  # nothing is taken from a cache
             told = size, list(tab.troubles), list(tab.elsewhere)
-            first = {view: at_first(tab, view, path in by_axe[view]) for view in TWO}
+            first = {}
+            for view in TWO:
+                turn(tab, view)
+                if view != TWO[0] and path in by_axe[view]:
+                    tab.open(path)  # a script gives code that scrolls sideways its place in the order of the keyboard
+                first[view] = at_first(tab, path in by_axe[view])
             tab.page.evaluate(OPEN_ALL)
             for view in reversed(TWO):  # the next page opens in the first view
                 found[view][path] = Seen(*told, *first[view], *unfolded(tab, view))
     return found
 
 
-def at_first(tab: Visit, view: str, with_axe: bool) -> tuple[Any, ...]:
-    """What a page shows in a view when it was opened."""
-    turn(tab, view)
+def at_first(tab: Visit, with_axe: bool) -> tuple[Any, ...]:
+    """What a page shows when it was opened."""
     fix = tab.page.locator("#at-a-glance .cell .cell_output").first
     boxes = [each.bounding_box() if each.count() else None for each in (tab.page.locator("#at-a-glance"), fix)]
     numbers = tab.page.evaluate(BROKEN_NUMBERS), tab.page.evaluate(SMALL_TEXTS)
