@@ -34,10 +34,13 @@ def state():
     classes = [each for module in torches for each in vars(module).values() if inspect.isclass(each)]
     return {name: dict(vars(module)) for name, module in modules.items()} | {each: dict(vars(each)) for each in classes}
 
+before = state()
 os.dup2(1, 2)
 warnings.simplefilter("error")
-before, filters = state(), list(warnings.filters)
+filters = list(warnings.filters)
 import zero_or_nan
+same = warnings.filters == filters
+warnings.simplefilter("ignore")  # some names of torch's give a warning when `state` looks at them
 after = state()
 missing = object()
 rebound = [
@@ -47,7 +50,7 @@ rebound = [
     if names.get(name, missing) is not after[place].get(name, missing)
 ]
 new = {name.partition(".")[0] for name in after.keys() - before.keys() if isinstance(name, str)}
-print(json.dumps([rebound, sorted(new - sys.stdlib_module_names), warnings.filters == filters]))
+print(json.dumps([rebound, sorted(new - sys.stdlib_module_names), same]))
 """
 
 TYPED = """\

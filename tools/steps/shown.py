@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 from ..project import Project
+from .addresses import lost_addresses
 from .collect import ChapterRun
 from .outputs import visible
 
@@ -39,12 +40,16 @@ def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
         for cell in missing(run.notebook, pages[project.path(project.name(run.chapter))])
     ]
     lost = broken(project.site, pages, project.site_url, {project.pdf.name})
+    gone = lost_addresses(project, {path: page for path, page in pages.items() if path not in _GENERATED})
     found = []
     if absent:
         advice = "Check execute_notebooks in _config.yml, and the tags of these cells, such as remove-output"
         found.append(f"the output of these code cells is not on their page. {advice}:\n{_some(absent)}")
     if lost:
         found.append(f"these links lead to a page or a section that does not exist:\n{_some(lost)}")
+    if gone:
+        advice = "Above the section that has their content now, write their last part as a label, such as (old-anchor)="
+        found.append(f"these addresses are gone, but people may link to them. {advice}:\n{_some(gone)}")
     return found
 
 

@@ -6,6 +6,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from scratch import Book, edit
 
+from tools.steps.addresses import lost_addresses
 from tools.steps.shown import broken, missing
 
 PRINTED = new_output("stream", text="a < 'b'\n")
@@ -81,3 +82,14 @@ def test_a_page_that_leaves_something_out_stops_the_build_until_it_is_repaired(t
     shutil.rmtree(book.root / "_build" / "cache")
     done = book.run("book")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_published_address_stays(project):
+    pages = {"a.html": '<section id="one"></section><section id="id3"></section>', "b.html": "<p>"}
+    assert lost_addresses(project, pages) == []
+    assert project.addresses.read_text().split() == ["a.html", "a.html#one", "b.html"]
+    renamed = {"a.html": '<section id="two"></section>', "b.html": ""}
+    assert lost_addresses(project, renamed) == ["a.html#one", "b.html"]
+    assert "a.html#two" not in project.addresses.read_text()
+    assert lost_addresses(project, {"a.html": '<span id="one"></span><section id="two">', "b.html": "<p>"}) == []
+    assert "a.html#two" in project.addresses.read_text()
