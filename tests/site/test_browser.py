@@ -62,63 +62,39 @@ class Seen:
     judged: list[Any]
 
 
-# Each width and each theme once.
-TWO = ["wide, light", "narrow, dark"]
-
-
-@pytest.fixture(scope="module")
-def visits(browser: Any, address: str) -> dict[str, dict[str, Seen]]:
-    """Every page in both views. axe, which takes longest, looks at every page in one of the views, or in both."""
-    found: dict[str, dict[str, Seen]] = {view: {} for view in TWO}
-    by_axe = {view: sample(ALL, 2, first=number) for number, view in enumerate(TWO)}
-    with Visit(browser, address, **VIEWS[TWO[0]]) as tab:
-        for path in [*ALL, ""]:
-            size = weigh(tab, path)  # nothing is taken from a cache
-            told = size, list(tab.troubles), list(tab.elsewhere)
-            first = {}
-            for view in TWO:
-                turn(tab, view)
-                if view != TWO[0] and path in by_axe[view]:
-                    tab.open(path)  # a script gives code that scrolls sideways its place in the order of the keyboard
-                first[view] = at_first(tab, path in by_axe[view])
-            tab.page.evaluate(OPEN_ALL)
-            for view in reversed(TWO):  # the next page opens in the first view
-                found[view][path] = Seen(*told, *first[view], *unfolded(tab, view))
-    return found
-
-
-def at_first(tab: Visit, with_axe: bool) -> tuple[Any, ...]:
-    """What a page shows when it was opened."""
+def look(tab: Visit, path: str, with_axe: bool) -> Seen:
+    size = weigh(tab, path)  # nothing is taken from a cache
+    troubles, elsewhere = list(tab.troubles), list(tab.elsewhere)
     fix = tab.page.locator("#at-a-glance .cell .cell_output").first
-    boxes = [each.bounding_box() if each.count() else None for each in (tab.page.locator("#at-a-glance"), fix)]
+    glance = tab.page.locator("#at-a-glance")
+    boxes = [each.bounding_box() if each.count() else None for each in (glance, fix)]
+    at_first = (axe(tab, ROOT) if with_axe else None, *boxes)
     numbers = tab.page.evaluate(BROKEN_NUMBERS), tab.page.evaluate(SMALL_TEXTS)
-    return axe(tab, ROOT) if with_axe else None, *boxes, *numbers
-
-
-def unfolded(tab: Visit, view: str) -> tuple[Any, ...]:
-    """What it shows when everything is unfolded."""
-    turn(tab, view)
+    tab.page.evaluate(OPEN_ALL)
+    width = tab.page.evaluate("document.documentElement.scrollWidth")
     charts = [
         (chart.bounding_box(), [svg.bounding_box() for svg in chart.locator("svg").all() if svg.is_visible()])
         for chart in tab.page.locator(".zn-chart").all()
     ]
-    width = tab.page.evaluate("document.documentElement.scrollWidth")
-    return width, tab.page.evaluate(SCROLLING), charts, tab.page.evaluate(JUDGED)
+    last = tab.page.evaluate(SCROLLING), charts, tab.page.evaluate(JUDGED)
+    return Seen(size, troubles, elsewhere, *at_first, *numbers, width, *last)
 
 
-def turn(tab: Visit, view: str) -> None:
-    tab.page.set_viewport_size(VIEWS[view]["viewport"])
-    tab.page.emulate_media(color_scheme=VIEWS[view]["color_scheme"])
+# Each width and each theme once.
+TWO = ["wide, light", "narrow, dark"]
 
 
-@pytest.fixture(params=TWO)
+@pytest.fixture(scope="module", params=TWO)
 def view(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def seen(visits: dict[str, dict[str, Seen]], view: str) -> dict[str, Seen]:
-    return visits[view]
+@pytest.fixture(scope="module")
+def seen(browser: Any, address: str, view: str) -> dict[str, Seen]:
+    """Every page, in one view. axe, which takes longest, looks at every page in one of the views, or in both."""
+    by_axe = sample(ALL, 2, first=TWO.index(view))
+    with Visit(browser, address, **VIEWS[view]) as tab:
+        return {path: look(tab, path, path in by_axe) for path in [*ALL, ""]}
 
 
 def test_every_page_opens_without_a_word_and_asks_no_other_host(seen):

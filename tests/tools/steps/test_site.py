@@ -75,6 +75,7 @@ def test_a_folder_in_the_checkout_of_something_else_has_no_origin(book):
 
 def test_the_pages_are_written_again_exactly_when_something_that_they_show_is_new(tmp_path):
     book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
+    book.run("book")  # adds the addresses of the pages to results/
     first = book.commit()
     built = book.run("book").stdout.splitlines()[-1]
     assert f"{first[:10]}</code></a>; torch" in book.page("two")
