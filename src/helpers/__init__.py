@@ -22,7 +22,7 @@ from .advice import node_names
 from .atlas import atlas, decisions
 from .backward import backward_figure
 from .cases import Case
-from .claims import Claim, ClaimFailed
+from .claims import Claim
 from .compare import Tolerance, ulp_distance
 from .controls import control
 from .counting import what_counts
@@ -32,6 +32,7 @@ from .library import library_card
 from .methods import METHODS, Method
 from .reference import reference
 from .releases import Since
+from .statements import ClaimFailed
 from .threads import THREADS, Thread
 from .verdict import JUDGEMENTS, Verdict
 

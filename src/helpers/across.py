@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -50,32 +49,18 @@ def across(case: Case, method: str, caption: str, head: Sequence[str], rows: Map
         observed = made[quantity].observed
         if not isinstance(observed, Entries) or len(observed) != len(head) - 1:
             raise LookupError(f"the claim about {quantity!r} needs {len(head) - 1} elements, one for each column")
-    show.show(Across(caption, tuple(head), {label: made[quantity] for label, quantity in rows.items()}))
+    show.show(_table(caption, head, {label: made[quantity] for label, quantity in rows.items()}))
 
 
-@dataclass(frozen=True)
-class Across(show.Shown):
-    """The table: its caption, its headers, and the claim of each label."""
-
-    caption: str
-    head: tuple[str, ...]
-    claims: Mapping[str, Claim]
-
-    def text(self) -> str:
-        """The results of this run, without the records, because these change when other releases are recorded."""
-        lines = [f"  {show.plain(label)}: {', '.join(_entries(claim).texts())}" for label, claim in self.claims.items()]
-        return "\n".join([show.plain(self.caption), *lines])
-
-    def html(self) -> str:
-        others = {label: _others(claim) for label, claim in self.claims.items()}
-        known = list(
-            dict.fromkeys(version for found in others.values() for _, versions in found for version in versions)
-        )
-        rows = [
-            [label, *show.cells(_entries(claim)), _said(others[label], known)] for label, claim in self.claims.items()
-        ]
-        where = f", on PyTorch {html.escape(_here())}" + (f"; recorded on {recorded.spans(known)}" if known else "")
-        return show.table(self.caption + where, [*self.head, "other releases"], rows)
+def _table(caption: str, head: Sequence[str], claims: Mapping[str, Claim]) -> show.Item:
+    others = {label: _others(claim) for label, claim in claims.items()}
+    known = list(dict.fromkeys(version for found in others.values() for _, versions in found for version in versions))
+    rows = [[label, *show.cells(_entries(claim)), _said(others[label], known)] for label, claim in claims.items()]
+    where = f", on PyTorch {html.escape(_here())}" + (f"; recorded on {recorded.spans(known)}" if known else "")
+    # The text has no records, because these change when other releases are recorded.
+    lines = [f"  {show.plain(label)}: {', '.join(_entries(claim).texts())}" for label, claim in claims.items()]
+    text = "\n".join([show.plain(caption), *lines])
+    return show.Item(text, show.table(caption + where, [*head, "other releases"], rows))
 
 
 def _entries(claim: Claim) -> Entries:

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zero_or_nan.functions.graph import AccumulateGrad, graph_from
+
 from . import show
 from .entries import Entries, describe, outcome
 
@@ -276,14 +278,7 @@ def _evaluate(code: str, given: str, x: Tensor) -> Tensor:
 
 def graph_nodes(value: Tensor) -> list[Any]:
     """The nodes of a graph between the result and the leaves, without the leaves' own nodes."""
-    found: dict[Any, None] = {}
-    waiting = [value.grad_fn]
-    while waiting:
-        node = waiting.pop(0)
-        if node is not None and node not in found and not hasattr(node, "variable"):
-            found[node] = None
-            waiting += [following for following, _ in node.next_functions]
-    return list(found)
+    return [node for node in graph_from([value]) if not isinstance(node, AccumulateGrad)]
 
 
 def _watch(name: str, seen: list[tuple[str, bool]]) -> Any:

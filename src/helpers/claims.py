@@ -1,26 +1,22 @@
-"""A claim about the result of a method. It is shown if it holds, and raises an exception if it does not."""
+"""A claim about the result of a method."""
 
 from __future__ import annotations
 
 import html
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from . import recorded, show
 from .compare import Tolerance, differing
-from .differences import NotAsRecorded
 from .entries import Entries, Outcome, Raised, describe
 from .releases import Epoch, number
-
-
-class ClaimFailed(AssertionError):
-    """A claim or a verdict of a page does not hold. The message shows expected and observed side by side."""
+from .statements import Statement
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Statement):
     """A claim: what a page asserts about one method of one case.
 
     `warned` holds the first line of each warning that the code gave. The warnings are shown, but not compared.
@@ -46,15 +42,6 @@ class Claim:
     def holds(self) -> bool:
         """True if the observed value is the expected value, within the tolerance."""
         return self.differing == []
-
-    def check(self) -> Claim:
-        """Show the claim. If it does not hold, raise `ClaimFailed`, or, in a notebook, show the recorded result too.
-
-        In a notebook nothing is raised, so that a reader with another PyTorch can run the rest of the page. A build
-        still fails, because it reads every claim from the executed notebook.
-        """
-        told(self, self.method, self.observed.json())
-        return self
 
     def text(self) -> str:
         """The claim as text. One line if it holds; otherwise both sides, with the differences marked."""
@@ -131,44 +118,6 @@ class Claim:
             lines.append(f"  … {len(cells) - limit} elements not shown")
         lines.append(f"\n{len(wrong)} of {len(cells)} elements differ.")
         return lines
-
-
-class Statement(Protocol):
-    """A claim or a verdict."""
-
-    @property
-    def case(self) -> str: ...
-
-    @property
-    def quantity(self) -> str: ...
-
-    @property
-    def holds(self) -> bool: ...
-
-    def text(self) -> str: ...
-
-    def html(self) -> str: ...
-
-    def json(self) -> dict[str, Any]: ...
-
-
-def told(statement: Statement, method: str | None, observed: Any) -> None:
-    """Show a statement. If it does not hold, raise `ClaimFailed`, or, in a notebook, also show the recorded result.
-
-    Args:
-        statement: a claim, or a verdict.
-        method: the method of the claim; None for a verdict, which is about several methods.
-        observed: the observed result, in the form of the record.
-
-    Raises:
-        ClaimFailed: if the statement does not hold. By default a notebook does not raise, so that a reader can read on.
-    """
-    show.show(statement)
-    if not statement.holds:
-        if show.raises():
-            raise ClaimFailed(statement.text())
-        name = f"{statement.case} · {method or 'verdict'} · {statement.quantity}"
-        show.show(NotAsRecorded(name, observed, recorded.observed(statement.case, method, statement.quantity)))
 
 
 def anchor(case: str, method: str, quantity: str) -> str:

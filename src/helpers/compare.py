@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from zero_or_nan.selfcheck.words import ROUNDED as ROUNDED  # re-exported: both judge a gradient by the same words
+
 from .entries import Absent, Entries, Outcome, Raised
 
 _INTEGER_VIEW = {
@@ -17,9 +19,6 @@ _INTEGER_VIEW = {
     torch.float64: torch.int64,
 }
 
-
-ROUNDED = 64
-"""The distance in ulps of the observed dtype, up to which many small rounding errors explain a difference."""
 
 WIDEST = 0.2
 """The largest tolerance of a claim, as a part of the largest expected element."""

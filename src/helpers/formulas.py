@@ -1,8 +1,8 @@
 """Formulas that people write for losses and geometry, the points at which they break, and the formulas to copy instead.
 
-All statements about a formula are in this file: the code, the point, and the gradient that mathematics gives at the
-point. (`helpers.points` does the same for the atlas.) The rest is measured when the table is shown. The page shows the
-same lines of code, and a test compares the two.
+The page *Losses and geometry* has the code. This file reads it from there, so readers copy the code that is measured.
+All other statements about a formula are here: the point, and the gradient that mathematics gives at the point. The rest
+is measured when the table is shown.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +23,9 @@ from torch import Tensor
 
 from . import show
 from .entries import MASKED, Entries, Kind, describe, nested, outcome
-from .threads import Thread
+from .threads import Thread, by_key
+
+_PAGE = Path(__file__).resolve().parents[2] / "chapters" / "losses-and-geometry.md"
 
 Given = Mapping[str, Any]
 """The values of the names that a formula needs in addition to `x`."""
@@ -34,25 +38,22 @@ class Formula:
     Args:
         name: the name that people use, with the point.
         section: the heading of its section on the page.
-        by_hand: the code of the function that people write.
-        write: the code of the function to copy.
-        call: a call of `write`, with `x` and the names in `given`. A call of `by_hand` has `_by_hand` before its `(`.
+        call: a call of the function to copy, with `x` and the names in `given`. The function that people write has the
+            same name with `_by_hand` at its end.
         at: the value of `x` at the point, a number or nested lists of numbers.
         gradient: the gradient that plain PyTorch gives at the point for the formula by hand.
         reference: the gradient at the point, from an independent formula. It is `MASKED` at each element that the
-            formula
-            to copy leaves out. None if there is no gradient.
+            formula to copy leaves out. None if there is no gradient.
         effect: what the formula to copy does about the point: one of the words in `helpers.atlas.EFFECTS`.
         ordinary: returns ordinary inputs, the same in every call: `x` and the other names.
         ulps: how far the formula to copy may be from float64 on ordinary inputs. See `furthest`.
         given: the values of the other names at the point.
         chosen: the gradient of the formula to copy, if it is not the reference.
+        hidden: the code of the function that people write, if the page does not show it.
     """
 
     name: str
     section: str
-    by_hand: str
-    write: str
     call: str
     at: Any
     gradient: Any
@@ -62,6 +63,17 @@ class Formula:
     ulps: int
     given: Given = field(default_factory=dict)
     chosen: Any = None
+    hidden: str = ""
+
+    @property
+    def by_hand(self) -> str:
+        """The code of the function that people write."""
+        return self.hidden or _shown(f"{self.call.partition('(')[0]}_by_hand")
+
+    @property
+    def write(self) -> str:
+        """The code of the function to copy."""
+        return _shown(self.call.partition("(")[0])
 
     @property
     def anchor(self) -> str:
@@ -117,6 +129,18 @@ class Formula:
             value = eval(self.call if copied else self.call.replace("(", "_by_hand(", 1), names)
             (gradient,) = torch.autograd.grad(value.sum(), x)
         return value.detach(), gradient
+
+
+@cache
+def _shown(name: str) -> str:
+    """The code of a function on the page, after the functions in the same cell that it calls."""
+    for cell in re.findall(
+        r"^```\{code-cell\}.*?\n(.*?)^```$", _PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    ):
+        if f"def {name}(" in cell:
+            functions = re.findall(r"^def .*?\n(?=\S|\Z)", cell, re.DOTALL | re.MULTILINE)
+            return "\n\n\n".join(function.rstrip() for function in functions)
+    raise LookupError(f"no cell of {_PAGE} defines the function {name}")
 
 
 def formulas(rows: Sequence[Formula]) -> None:
@@ -200,142 +224,6 @@ def _rotations() -> tuple[Tensor, Given]:
     return torch.where(q[:, :1] < 0, -q, q), {}
 
 
-KL = (
-    """def kl_by_hand(p, logits):
-    q = logits.softmax(-1)
-    return (p * (p / q).log()).sum(-1)""",
-    """def kl(p, logits):
-    log_q = torch.where(p > 0, logits.log_softmax(-1), 0.0)
-    return F.kl_div(log_q, p, reduction="none").sum(-1)""",
-)
-ENTROPY = (
-    """def entropy_by_hand(logits):
-    log_p = logits.log_softmax(-1)
-    return -(log_p.exp() * log_p).sum(-1)""",
-    """def entropy(logits):
-    log_p = logits.log_softmax(-1)
-    p = log_p.exp()
-    return -(p * torch.where(p > 0, log_p, 0.0)).sum(-1)""",
-)
-BCE = (
-    """def bce_by_hand(logits, y):
-    p = logits.sigmoid()
-    return -(y * p.log() + (1 - y) * (1 - p).log())""",
-    """def bce(logits, y):
-    loss = F.binary_cross_entropy_with_logits
-    return loss(logits, y, reduction="none")""",
-)
-BCE_LOSS = """def bce_by_hand(logits, y):
-    return F.binary_cross_entropy(logits.sigmoid(), y, reduction="none")"""
-FOCAL = (
-    """def focal_by_hand(logits, y, gamma=0.5):
-    p = logits.sigmoid()
-    p = torch.where(y > 0, p, 1 - p)
-    return -((1 - p) ** gamma) * p.log()""",
-    """def focal(logits, y, gamma=0.5):
-    s = torch.where(y > 0, logits, -logits)  # y is 0 or 1
-    return -F.logsigmoid(s) * (gamma * F.logsigmoid(-s)).exp()""",
-)
-CTC = (
-    """def ctc_by_hand(logits, targets, frames, lengths):
-    log_p = logits.log_softmax(-1)
-    return F.ctc_loss(log_p, targets, frames, lengths)""",
-    """def ctc(logits, targets, frames, lengths):
-    log_p = logits.log_softmax(-1)
-    options = {"reduction": "none", "zero_infinity": True}
-    losses = F.ctc_loss(log_p, targets, frames, lengths, **options)
-    place = torch.arange(1, targets.shape[1], device=targets.device)
-    twice = targets[:, 1:] == targets[:, :-1]
-    twice = (twice & (place < lengths[:, None])).sum(1)
-    fits = frames >= lengths + twice  # a blank between equal labels
-    losses = losses / lengths.clamp(min=1)
-    return losses.sum() / fits.sum().clamp(min=1)""",
-)
-COSINE = (
-    """def cosine_by_hand(a, b):
-    return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))""",
-    """def cosine(a, b):
-    some = a.any(-1) & b.any(-1)
-    a = torch.where(some[..., None], a, 1.0)
-    return torch.where(some, F.cosine_similarity(a, b, dim=-1), 0.0)""",
-)
-_AREAS = """    most, least = torch.maximum(a, b), torch.minimum(a, b)
-    inner = (least[..., 2:] - most[..., :2]).clamp(min=0).prod(-1)
-    hull = (most[..., 2:] - least[..., :2]).prod(-1)
-    one, other = [(c[..., 2:] - c[..., :2]).prod(-1) for c in (a, b)]
-    union = one + other - inner
-"""
-GIOU = (
-    f"""def giou_by_hand(a, b):
-{_AREAS}    return inner / union - (hull - union) / hull""",
-    f"""def ratio(a, b):
-    return torch.where(b > 0, a / torch.where(b > 0, b, 1.0), 0.0)
-
-
-def giou(a, b):
-{_AREAS}    return ratio(inner, union) - ratio(hull - union, hull)""",
-)
-SI_SDR = (
-    """def si_sdr_by_hand(estimate, target):
-    energy = target.square().sum(-1, True)
-    wanted = (estimate * target).sum(-1, True) / energy * target
-    top = wanted.square().sum(-1)
-    bottom = (estimate - wanted).square().sum(-1)
-    return 10 * (top / bottom).log10()""",
-    """def si_sdr(estimate, target, eps=1e-8):
-    energy = target.square().sum(-1, True) + eps
-    wanted = (estimate * target).sum(-1, True) / energy * target
-    top = wanted.square().sum(-1) + eps
-    bottom = (estimate - wanted).square().sum(-1) + eps
-    return 10 * (top / bottom).log10()""",
-)
-POLICY = (
-    """def policy_by_hand(new, old, advantage, eps=0.2):
-    ratio = (new - old).exp()
-    clipped = ratio.clamp(1 - eps, 1 + eps)
-    return -torch.minimum(ratio * advantage, clipped * advantage)""",
-    """def policy(new, old, advantage, eps=0.2):
-    ratio = (new - old).clamp(max=20).exp()
-    clipped = ratio.clamp(1 - eps, 1 + eps)
-    return -torch.minimum(ratio * advantage, clipped * advantage)""",
-)
-AXIS_ANGLE = (
-    """def axis_angle_by_hand(q):
-    w, v = q[..., :1], q[..., 1:]
-    n = v.square().sum(-1, True).sqrt()
-    scale = 2 * torch.atan2(n, w) / n
-    return torch.where(n > 0, scale, 2.0) * v""",
-    """def axis_angle(q):
-    q = torch.where(q[..., :1] < 0, -q, q)  # the same rotation
-    w, v = q[..., :1], q[..., 1:]
-    square = v.square().sum(-1, True)
-    tiny = square < 1e-6 * w**2
-    n = torch.where(tiny, 1.0, square).sqrt()
-    scale = 2 * torch.atan2(n, w) / n
-    w = torch.where(tiny, w, 1.0)
-    series = 2 / w - 2 * square / (3 * w**3)
-    return torch.where(tiny, series, scale) * v""",
-)
-QUATERNION = (
-    """def quaternion_by_hand(v):
-    angle = v.square().sum(-1, True).sqrt()
-    axis = v / angle
-    sine = (angle / 2).sin()
-    return torch.cat([(angle / 2).cos(), sine * axis], -1)""",
-    """def quaternion(v):
-    angle = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-    scale = torch.sinc(angle / (2 * torch.pi)) / 2
-    return torch.cat([(angle / 2).cos(), scale * v], -1)""",
-)
-STANDARDIZED = (
-    """def standardized_by_hand(a):
-    return (a - a.mean()) / (a.std() + 1e-8)""",
-    """def standardized(a):
-    spread = a.std(correction=min(1, a.numel() - 1))
-    return (a - a.mean()) / (spread + 1e-8)""",
-)
-
-
 def _entropy_slopes(logits: Sequence[float]) -> list[float]:
     """−p·(log p + H), computed by Python and not by PyTorch."""
     total = sum(map(math.exp, logits))
@@ -348,187 +236,173 @@ FORMULAS = (
     Formula(
         "BCE by hand, a confident and wrong logit",
         "BCE: a confident logit",
-        *BCE,
         "bce(x, y)",
-        20.0,
-        math.nan,
-        1 / (1 + math.exp(-20)),
-        "Exact",
-        _logits,
-        8,
-        {"y": 0.0},
+        at=20.0,
+        gradient=math.nan,
+        reference=1 / (1 + math.exp(-20)),
+        effect="Exact",
+        ordinary=_logits,
+        ulps=8,
+        given={"y": 0.0},
     ),
     Formula(
         "BCELoss of a sigmoid, the same logit",
         "BCE: a confident logit",
-        BCE_LOSS,
-        BCE[1],
         "bce(x, y)",
-        20.0,
-        0.0,
-        1 / (1 + math.exp(-20)),
-        "Exact",
-        _logits,
-        8,
-        {"y": 0.0},
+        at=20.0,
+        gradient=0.0,
+        reference=1 / (1 + math.exp(-20)),
+        effect="Exact",
+        ordinary=_logits,
+        ulps=8,
+        given={"y": 0.0},
+        hidden='def bce_by_hand(logits, y):\n    return F.binary_cross_entropy(logits.sigmoid(), y, reduction="none")',
     ),
     Formula(
         "KL, a target of 0",
         "KL divergence: a target of 0",
-        *KL,
         "kl(p, x)",
-        [0.0, 0.0, 0.0],
-        [math.nan] * 3,
-        [1 / 3, 1 / 3 - 0.25, 1 / 3 - 0.75],
-        "Exact",
-        _distributions,
-        8,
-        {"p": [0.0, 0.25, 0.75]},
+        at=[0.0, 0.0, 0.0],
+        gradient=[math.nan] * 3,
+        reference=[1 / 3, 1 / 3 - 0.25, 1 / 3 - 0.75],
+        effect="Exact",
+        ordinary=_distributions,
+        ulps=8,
+        given={"p": [0.0, 0.25, 0.75]},
     ),
     Formula(
         "entropy, a masked logit",
         "Entropy: a masked logit",
-        *ENTROPY,
         "entropy(x)",
-        [0.0, 1.0, -math.inf],
-        [math.nan] * 3,
-        _entropy_slopes([0.0, 1.0, -math.inf]),
-        "Exact",
-        lambda: (_distributions()[0], {}),
-        16,
+        at=[0.0, 1.0, -math.inf],
+        gradient=[math.nan] * 3,
+        reference=_entropy_slopes([0.0, 1.0, -math.inf]),
+        effect="Exact",
+        ordinary=lambda: (_distributions()[0], {}),
+        ulps=16,
     ),
     Formula(
         "focal loss, logits −200 and 100",
         "Focal loss: confident logits",
-        *FOCAL,
         "focal(x, y)",
-        [-200.0, 100.0],
-        [math.nan, math.nan],
-        [-1.0, -1.5 * math.exp(-150)],
-        "Exact",
-        _logits,
-        8,
-        {"y": [1.0, 1.0]},
+        at=[-200.0, 100.0],
+        gradient=[math.nan, math.nan],
+        reference=[-1.0, -1.5 * math.exp(-150)],
+        effect="Exact",
+        ordinary=_logits,
+        ulps=8,
+        given={"y": [1.0, 1.0]},
     ),
     Formula(
         "CTC, two equal labels in two frames",
         "CTC: a target that does not fit",
-        *CTC,
         "ctc(x, targets, frames, lengths)",
-        [[[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]],
-        [[[math.nan, math.nan], [1 / 12, -1 / 12]]] * 2,
-        [[[MASKED, MASKED], [1 / 6, -1 / 6]]] * 2,
-        "Removes",
-        _sequences,
-        64,
-        {"targets": [[1, 1], [1, 0]], "frames": [2, 2], "lengths": [2, 1]},
+        at=[[[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]],
+        gradient=[[[math.nan, math.nan], [1 / 12, -1 / 12]]] * 2,
+        reference=[[[MASKED, MASKED], [1 / 6, -1 / 6]]] * 2,
+        effect="Removes",
+        ordinary=_sequences,
+        ulps=64,
+        given={"targets": [[1, 1], [1, 0]], "frames": [2, 2], "lengths": [2, 1]},
     ),
     Formula(
         "cosine of a zero vector",
         "Cosine of a zero vector",
-        *COSINE,
         "cosine(x, b)",
-        [0.0, 0.0],
-        [math.nan, math.nan],
-        None,
-        "Chooses",
-        lambda: (_random(1000, 8), {"b": _random(1000, 8, seed=1)}),
-        8,
-        {"b": [1.0, 0.0]},
-        [0.0, 0.0],
+        at=[0.0, 0.0],
+        gradient=[math.nan, math.nan],
+        reference=None,
+        effect="Chooses",
+        ordinary=lambda: (_random(1000, 8), {"b": _random(1000, 8, seed=1)}),
+        ulps=8,
+        given={"b": [1.0, 0.0]},
+        chosen=[0.0, 0.0],
     ),
     Formula(
         "GIoU of two empty boxes",
         "IoU and GIoU of empty boxes",
-        *GIOU,
         "giou(x, b)",
-        [1.0, 1.0, 1.0, 1.0],
-        [math.nan] * 4,
-        None,
-        "Chooses",
-        _boxes,
-        8,
-        {"b": [1.0, 1.0, 1.0, 1.0]},
-        [0.0] * 4,
+        at=[1.0, 1.0, 1.0, 1.0],
+        gradient=[math.nan] * 4,
+        reference=None,
+        effect="Chooses",
+        ordinary=_boxes,
+        ulps=8,
+        given={"b": [1.0, 1.0, 1.0, 1.0]},
+        chosen=[0.0] * 4,
     ),
     Formula(
         "SI-SDR, a silent target",
         "SI-SDR and SI-SNR of silence",
-        *SI_SDR,
         "si_sdr(x, target)",
-        [0.5, -0.5],
-        [math.nan, math.nan],
-        None,
-        "Bounds",
-        _signals,
-        128,
-        {"target": [0.0, 0.0]},
-        [-20 / math.log(10), 20 / math.log(10)],
+        at=[0.5, -0.5],
+        gradient=[math.nan, math.nan],
+        reference=None,
+        effect="Bounds",
+        ordinary=_signals,
+        ulps=128,
+        given={"target": [0.0, 0.0]},
+        chosen=[-20 / math.log(10), 20 / math.log(10)],
     ),
     Formula(
         "policy ratio, log-ratio 100, advantage 1",
         "Policy ratio: the exp overflows",
-        *POLICY,
         "policy(x, old, advantage)",
-        100.0,
-        math.nan,
-        0.0,
-        "Exact",
-        _tokens,
-        16,
-        {"old": 0.0, "advantage": 1.0},
+        at=100.0,
+        gradient=math.nan,
+        reference=0.0,
+        effect="Exact",
+        ordinary=_tokens,
+        ulps=16,
+        given={"old": 0.0, "advantage": 1.0},
     ),
     Formula(
         "policy ratio, log-ratio 100, advantage −1",
         "Policy ratio: the exp overflows",
-        *POLICY,
         "policy(x, old, advantage)",
-        100.0,
-        math.inf,
-        math.exp(100),
-        "Bounds",
-        _tokens,
-        16,
-        {"old": 0.0, "advantage": -1.0},
-        0.0,
+        at=100.0,
+        gradient=math.inf,
+        reference=math.exp(100),
+        effect="Bounds",
+        ordinary=_tokens,
+        ulps=16,
+        given={"old": 0.0, "advantage": -1.0},
+        chosen=0.0,
     ),
     Formula(
         "quaternions 1 and −1 to axis and angle",
         "Quaternion to axis and angle: no rotation",
-        *AXIS_ANGLE,
         "axis_angle(x)",
-        [[1.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0]],
-        [[math.nan] * 4] * 2,
-        [[0.0, 2.0, 2.0, 2.0], [0.0, -2.0, -2.0, -2.0]],
-        "Exact",
-        _rotations,
-        32,
+        at=[[1.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0]],
+        gradient=[[math.nan] * 4] * 2,
+        reference=[[0.0, 2.0, 2.0, 2.0], [0.0, -2.0, -2.0, -2.0]],
+        effect="Exact",
+        ordinary=_rotations,
+        ulps=32,
     ),
     Formula(
         "axis and angle 0 to a quaternion",
         "Axis and angle to a quaternion: angle 0",
-        *QUATERNION,
         "quaternion(x)",
-        [0.0, 0.0, 0.0],
-        [math.nan] * 3,
-        [0.5, 0.5, 0.5],
-        "Exact",
-        lambda: (_random(1000, 3), {}),
-        8,
+        at=[0.0, 0.0, 0.0],
+        gradient=[math.nan] * 3,
+        reference=[0.5, 0.5, 0.5],
+        effect="Exact",
+        ordinary=lambda: (_random(1000, 3), {}),
+        ulps=8,
     ),
     Formula(
         "std of one element, in a division",
         "Standardizing one element",
-        *STANDARDIZED,
         "standardized(x) * weight",
-        [3.0],
-        [math.nan],
-        None,
-        "Chooses",
-        lambda: (_random(20), {"weight": _random(20, seed=1)}),
-        16,
-        {"weight": 1.0},
-        [0.0],
+        at=[3.0],
+        gradient=[math.nan],
+        reference=None,
+        effect="Chooses",
+        ordinary=lambda: (_random(20), {"weight": _random(20, seed=1)}),
+        ulps=16,
+        given={"weight": 1.0},
+        chosen=[0.0],
     ),
 )
 """Every formula, in the order of the page."""
@@ -538,7 +412,7 @@ def _found(label: str, title: str, url: str, state: str) -> Thread:
     return Thread(label, label, title, f"https://github.com/{url}", state, looked_up="2026-11-23")
 
 
-_ALL = (
+SOURCES = by_key(
     _found(
         "kornia#918",
         "NaN gradients on backward pass with focal loss",
@@ -663,5 +537,4 @@ _ALL = (
         "A pull request of 2022, merged. By its description, a batch of one makes all results NaN.",
     ),
 )
-SOURCES: dict[str, Thread] = {entry.key: entry for entry in _ALL}
 """The threads on the page, by their labels."""

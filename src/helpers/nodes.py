@@ -1,4 +1,4 @@
-"""The nodes of PyTorch's graphs that have a derivative: the function that makes each, and the input of each output.
+"""The nodes of PyTorch's graphs that have a derivative: the function that makes each, and a formula for each output.
 
 The message `Function 'PowBackward1' returned nan values in its 1th output` names a node and a number. PyTorch's own
 list of derivatives, which is installed with torch, says what both mean. Therefore this module contains no list of
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 
 import torch
 import torch.nn.functional as F
@@ -37,13 +37,17 @@ class Node:
         name: the name, such as `"PowBackward1"`.
         operator: the ATen operator whose derivative the node computes, such as `"pow.Tensor_Tensor"`. Empty if
             PyTorch's list does not have the node.
-        inputs: the names of the operator's inputs, in the order of the node's outputs. Output 1 is the gradient of
-            `inputs[1]`.
+        formulas: PyTorch's formula for the gradient of each input that has one, by the input's name.
+        inputs: the names of these inputs, in the order of the node's outputs. Output 1 is the gradient of `inputs[1]`.
     """
 
     name: str
     operator: str = ""
-    inputs: tuple[str, ...] = ()
+    formulas: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(self.formulas)
 
     @property
     def public(self) -> str:
@@ -65,17 +69,25 @@ class Node:
 
 def nodes() -> dict[str, Node]:
     """Every node of this PyTorch that has a derivative, by its name, in alphabetical order."""
-    known = {node.name: node for node in _listed(_derivatives())}
-    names = [name for name in sorted(dir(torch._C._functions)) if _NAME.search(name)]
-    return {name: replace(known.get(name.removesuffix("_copy"), Node(name)), name=name) for name in names}
+    return {name: node(name) for name in sorted(dir(torch._C._functions)) if _NAME.search(name)}
 
 
-def _derivatives() -> str:
-    """PyTorch's own list of derivatives; empty if the installation lacks it."""
-    found = find_spec("torchgen")
-    places = found.submodule_search_locations if found else None
-    path = Path(next(iter(places)), "packaged", "autograd", "derivatives.yaml") if places else None
-    return path.read_text(encoding="utf-8") if path and path.is_file() else ""
+def node(name: str) -> Node:
+    """The node that has this name in error messages. If PyTorch's list lacks it, only its name is known.
+
+    >>> node("ExpBackward0").formulas
+    {'self': 'grad * result.conj()'}
+    """
+    return replace(_known().get(name.removesuffix("_copy"), Node(name)), name=name)
+
+
+@cache
+def _known() -> dict[str, Node]:
+    try:
+        text = files("torchgen").joinpath("packaged/autograd/derivatives.yaml").read_text(encoding="utf-8")
+    except (ModuleNotFoundError, OSError):  # this PyTorch is installed without its list of derivatives
+        return {}
+    return {node.name: node for node in _listed(text)}
 
 
 def _listed(text: str) -> Iterator[Node]:
@@ -86,16 +98,15 @@ def _listed(text: str) -> Iterator[Node]:
         operator, _, arguments = schema.strip().partition("(")
         given = [part.split("=")[0].split()[-1] for part in arguments.rpartition(") ->")[0].split(", ") if " " in part]
         for key, lines in _dispatched(rest):
-            with_derivative = {
-                name.strip()
+            written = {
+                name.strip(): formula.strip('" ')
                 for names, formula in re.findall(r"(?m)^ *([\w, ]+): *(\S.*)$", lines)
                 for name in names.split(",")
                 if formula.strip() != "non_differentiable"
             }
-            inputs = tuple(name for name in given if name in with_derivative)
-            if inputs:
+            if formulas := {name: written[name] for name in given if name in written}:
                 prefix = _prefix(operator.partition(".")[0]) + ("" if key == "Default" else key)
-                yield Node(f"{prefix}{count[prefix]}", operator, inputs)
+                yield Node(f"{prefix}{count[prefix]}", operator, formulas)
                 count[prefix] += 1
 
 

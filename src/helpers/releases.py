@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .entries import Outcome, describe
+from .entries import Outcome
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,6 @@ class Epoch:
 
     def json(self) -> dict[str, Any]:
         return {"since": self.since, "expected": self.expected.json(), "pull": self.pull}
-
-    def text(self) -> str:
-        """The epoch in words, for the message of a claim that holds in another epoch.
-
-        >>> from helpers.entries import outcome
-        >>> Epoch("2.14", outcome([0.0])).text()
-        'since PyTorch 2.14: [0]'
-        """
-        return f"{f'since PyTorch {self.since}' if self.since else 'before that'}: {describe(self.expected)}"
 
 
 def number(version: str) -> tuple[int, ...]:

@@ -21,12 +21,9 @@ from zero_or_nan import ignoring
 
 from .compare import ROUNDED
 from .entries import Absent, Entries, Outcome, outcome
-from .recipes import Situation
+from .recipes import REWRITES, Situation
 from .reference import reference
 from .verdict import judge
-
-REWRITES = ("select first", "double where", "substitute", "multiply", "epsilon", "masked")
-"""The remedies that rewrite the forward code. `Situation.instead` has the rewritten code."""
 
 COLUMNS = (
     "vanilla",
@@ -88,7 +85,7 @@ model.register_full_backward_hook(scrubbed)
 def program(situation: Situation, remedy: str) -> str | None:
     """The lines of a remedy, from the forward code to the gradient; None if the remedy can't be written here."""
     if remedy in REWRITES:
-        code = situation.instead.get(remedy)
+        code = situation.rewritten(remedy)
         return None if code is None else f"{code}\nloss.backward()\n"
     if remedy == "module hook":
         return _module(situation, _MODULE_HOOK)

@@ -12,8 +12,8 @@ from . import show
 from .entries import Raised, describe
 from .figures import BLUE, GREY, ORANGE, RED, sketch
 from .methods import method
-from .recipes import IGNORED, USED
-from .remedies import COLUMNS, REWRITES, WORDS, Cell, Row, compare, plain_of, program
+from .recipes import IGNORED, REWRITES, USED
+from .remedies import COLUMNS, WORDS, Cell, Row, compare, plain_of, program
 
 
 @dataclass(frozen=True)

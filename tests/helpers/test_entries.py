@@ -17,17 +17,6 @@ nan, inf = math.nan, math.inf
 f16, bf16, f32, f64 = FLOATS
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.uint8, torch.int64, torch.bool])
-@pytest.mark.parametrize("shape", [(), (2, 0), (2, 3, 4)])
-def test_a_tensor_keeps_its_dtype_shape_and_values(dtype, shape):
-    tensor = torch.ones(shape).to(dtype)
-    entries = outcome(tensor)
-    assert entries.data.dtype is dtype and torch.equal(entries.data, tensor)
-    assert entries.shape == shape == tuple(entries.mask.shape) and entries.mask.dtype is torch.bool
-    assert entries.mask.all()
-    assert len(entries) == len(entries.texts()) == len(entries.labels()) == len(entries.kinds()) == math.prod(shape)
-
-
 def test_nothing_and_exceptions_are_outcomes_and_an_outcome_stays_what_it_is():
     assert outcome(None) == Absent() and Absent().json() == {"absent": True}
     assert outcome(KeyError) == Raised("KeyError", "")
@@ -43,17 +32,21 @@ def test_nothing_and_exceptions_are_outcomes_and_an_outcome_stays_what_it_is():
     [
         torch.arange(6.0).reshape(2, 3).t(),
         torch.tensor([1.0, nan]).expand(3, 2),
-        torch.arange(6.0, requires_grad=True).reshape(3, 2),
         torch.nn.Parameter(torch.tensor([1.0])),
         torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
+        torch.ones(2, 0, dtype=torch.uint8),
+        torch.tensor(True),
     ],
-    ids=["transposed", "expanded", "requires_grad", "parameter", "negative bit"],
+    ids=["transposed", "expanded", "parameter", "negative bit", "empty", "bool"],
 )
 def test_data_is_plain_and_contiguous_whatever_the_tensor_was(tensor):
-    data = outcome(tensor).data
-    assert type(data) is torch.Tensor
+    entries = outcome(tensor)
+    data = entries.data
+    assert type(data) is torch.Tensor and data.dtype is tensor.dtype
     assert data.is_contiguous() and not data.requires_grad and not data.is_neg()
     torch.testing.assert_close(data, tensor.detach().clone().resolve_neg(), rtol=0, atol=0, equal_nan=True)
+    assert entries.shape == tensor.shape == entries.mask.shape and entries.mask.all()
+    assert len(entries) == len(entries.texts()) == len(entries.labels()) == len(entries.kinds()) == tensor.numel()
 
 
 def test_a_later_change_in_place_does_not_reach_what_was_observed():
@@ -67,7 +60,6 @@ def test_a_later_change_in_place_does_not_reach_what_was_observed():
 def test_sparse_tensors_are_compared_densely():
     twice = torch.sparse_coo_tensor([[0, 2, 2]], [1.0, nan, 3.0], (4,), check_invariants=True)
     assert outcome(twice).texts() == ["1", "0", "NaN", "0"]
-    assert outcome(torch.tensor([[0.0, 2.0]]).to_sparse_csr()).texts() == ["0", "2"]
     mask = torch.sparse_coo_tensor([[0, 2]], [True, False], (4,), check_invariants=True)
     data = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (4,), check_invariants=True)
     assert outcome(masked_tensor(data, mask)).texts() == ["1", "--", "--", "--"]
@@ -75,17 +67,14 @@ def test_sparse_tensors_are_compared_densely():
 
 def test_a_masked_tensor_brings_its_mask_and_is_detached():
     data, mask = torch.tensor([nan, 0.0, 2.0]), torch.tensor([False, True, True])
-    for requires_grad in (False, True):
-        entries = outcome(masked_tensor(data, mask, requires_grad=requires_grad))
-        assert entries.texts() == ["--", "0", "2"] and entries.mask.tolist() == [False, True, True]
-        assert type(entries.data) is torch.Tensor and not entries.data.requires_grad
+    entries = outcome(masked_tensor(data, mask, requires_grad=True))
+    assert entries.texts() == ["--", "0", "2"] and entries.mask.tolist() == [False, True, True]
+    assert type(entries.data) is torch.Tensor and not entries.data.requires_grad
 
 
 @pytest.mark.parametrize(
     ("array", "dtype"),
     [
-        (np.array([1.5, nan], dtype=np.float32), f32),
-        (np.array([True, False]), torch.bool),
         (np.array([1.0, 2.0], dtype=">f8"), f64),
         (np.broadcast_to(np.arange(2.0), (2, 2)).T, f64),  # read-only, and not contiguous
         (np.float16(1.5), f16),
@@ -107,12 +96,9 @@ def test_numpy_arrays_and_scalars_keep_dtype_and_order(array, dtype):
         ([2**63 - 1, -(2**63), MASKED], torch.int64),
         ([2**63], f64),
         ([-(2**63) - 1], f64),
-        ([True, 0.5], f64),
         ([1, nan], f64),
         ([MASKED], f64),
-        ([], f64),
         ([np.int64(2**53 + 1), np.int8(1)], torch.int64),
-        ([np.bool_(True)], torch.bool),
         ([np.float32(0.1)], f64),
         ([torch.tensor(2), torch.tensor(True)], torch.int64),
     ],
@@ -126,20 +112,15 @@ def test_plain_numbers_become_the_first_dtype_that_holds_them_all(numbers, dtype
         assert not used or value == float(number) or value == number or math.isnan(number)
 
 
-def test_one_number_is_one_element():
-    for value, dtype in ((True, torch.bool), (3, torch.int64), (-inf, f64)):
-        assert outcome(value).shape == () and outcome(value).data.dtype is dtype
-        assert outcome(value).data.item() == value
-    assert outcome(MASKED).shape == () and outcome(MASKED).kinds() == [Kind.MASKED] and repr(MASKED) == "MASKED"
-
-
 def test_nested_lists_give_their_shape_and_row_major_order():
     entries = outcome([[1.0, MASKED, nan], (-inf, 0, np.float32(2))])
     assert entries.shape == (2, 3) and entries.texts() == ["1", "--", "NaN", "-inf", "0", "2"]
     assert entries.mask.tolist() == [[True, False, True], [True, True, True]]
-    for empty, shape in (([], (0,)), ([[], []], (2, 0)), ([[[]]], (1, 1, 0)), ((), (0,))):
+    assert entries.labels()[2:4] == ["[0, 2]", "[1, 0]"] and outcome(3.0).labels() == [""]
+    assert outcome(MASKED).shape == () and outcome(MASKED).kinds() == [Kind.MASKED] and repr(MASKED) == "MASKED"
+    for empty, shape in (([], (0,)), ([[], []], (2, 0)), ([[[]]], (1, 1, 0))):
         assert outcome(empty).shape == shape == tuple(outcome(empty).mask.shape)
-    for ragged in ([[1.0, 2.0], [3.0]], [1.0, [2.0]], [[1.0], 2.0], [[], [1.0]]):
+    for ragged in ([[1.0, 2.0], [3.0]], [1.0, [2.0]], [[], [1.0]]):
         with pytest.raises(ValueError, match="rows of different shapes"):
             outcome(ragged)
 
@@ -149,17 +130,13 @@ def test_nested_lists_give_their_shape_and_row_major_order():
     ("make", "message"),
     [
         (lambda: torch.tensor([1j]), r"cannot compare complex tensors.*claim \.real and \.imag"),
-        (lambda: np.complex64(1j), r"cannot compare complex tensors.*claim \.real and \.imag"),
         (lambda: 1 + 0j, r"cannot compare a complex.*\.real and \.imag"),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), r"quantized.*\.dequantize\(\)"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "cannot compare nested tensors"),
         (lambda: torch.ones(2).to(torch.float8_e4m3fn), r"float8_e4m3fn.*claim \.float\(\)"),
         (lambda: "1.0", "cannot compare a str: give a tensor, numbers, None"),
-        (lambda: range(3), "cannot compare a range: give"),
         (lambda: int, "cannot compare a type: give"),
         (lambda: [1.0, "1"], "expected a number or MASKED inside the sequence, found str"),
-        (lambda: [1.0, None], "found NoneType"),
-        (lambda: [1.0, np.complex64(1j)], "found complex"),
         (lambda: [1.0, torch.ones(1)], "found Tensor"),
     ],
 )
@@ -174,8 +151,6 @@ def test_what_has_no_elements_to_compare_is_refused_with_advice(make, message):
 @pytest.mark.parametrize(
     ("value", "kind", "text"),
     [
-        (-2.0, Kind.FINITE, "-2"),
-        (100.0, Kind.FINITE, "100"),
         (1 / 3, Kind.FINITE, "0.33333"),
         (5e-324, Kind.FINITE, "4.9407e-324"),
         (123456.0, Kind.FINITE, "1.2346e+05"),
@@ -187,11 +162,9 @@ def test_what_has_no_elements_to_compare_is_refused_with_advice(make, message):
         (MASKED, Kind.MASKED, "--"),
         (0, Kind.ZERO, "0"),
         (-(2**62), Kind.FINITE, str(-(2**62))),
-        (True, Kind.FINITE, "True"),
         (False, Kind.FINITE, "False"),
         # A fraction never looks like a whole number.
         (-28.999999999999996, Kind.FINITE, "-28.999999999999996"),
-        (12345.678, Kind.FINITE, "12345.678"),
         (1.5000004, Kind.FINITE, "1.5"),
     ],
 )
@@ -203,9 +176,9 @@ def test_every_kind_has_its_word_and_its_text(value, kind, text):
 @pytest.mark.parametrize(
     ("value", "dtype", "digits", "text"),
     [(0.1, f16, None, "0.1"), (0.1, bf16, None, "0.100097656"), (1 / 3, f32, None, "0.33333334"),
-     (1 / 3, f64, None, "0.3333333333333333"), (4096.0, f32, None, "4096"), (1e20, f32, None, "1e+20"),
+     (1 / 3, f64, None, "0.3333333333333333"), (4096.0, f32, None, "4096"),
      # The shortest text of this float16 is 10010, which is not what a reader takes it for.
-     (10008.0, f16, 5, "10008"), (1 + 2**-23, f32, 5, "1.0000001"), (2**63 - 1, torch.int64, None, str(2**63 - 1))],
+     (10008.0, f16, 5, "10008"), (1 + 2**-23, f32, 5, "1.0000001")],
 )  # fmt: skip
 def test_the_shortest_text_is_that_of_the_dtype(value, dtype, digits, text):
     assert outcome(torch.tensor([value], dtype=dtype)).texts(digits) == [text]
@@ -222,27 +195,10 @@ def test_json_keeps_shape_dtype_and_every_value(data):
     assert to_bits(back.data[kept]) == to_bits(tensor[kept]) and back.data[mask & ~kept].isnan().all()
 
 
-def test_labels_are_indices_in_row_major_order():
-    assert outcome(3.0).labels() == [""] and outcome([]).labels() == []
-    assert outcome([[1.0, 2.0], [3.0, 4.0]]).labels() == ["[0, 0]", "[0, 1]", "[1, 0]", "[1, 1]"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "text"),
-    [((), "0"), ((3,), "[0, 1, 2]"), ((2, 0), "[[], []]"), ((0, 2), "[]"), ((1, 2, 2), "[[[0, 1], [2, 3]]]")],
-)
-def test_nested_brackets_follow_the_shape(shape, text):
-    assert nested([str(i) for i in range(math.prod(shape))], shape) == text
-
-
-def test_a_long_line_is_cut_in_the_middle_and_counts_what_it_leaves_out():
+def test_a_line_follows_the_shape_and_a_long_one_is_cut_in_the_middle():
+    for shape, text in (((), "0"), ((2, 0), "[[], []]"), ((0, 2), "[]"), ((1, 2, 2), "[[[0, 1], [2, 3]]]")):
+        assert nested([str(i) for i in range(math.prod(shape))], shape) == text
     texts = [str(i) for i in range(7)]
     assert nested(texts, (7,), limit=7) == "[0, 1, 2, 3, 4, 5, 6]"
     assert nested(texts, (7,), limit=5) == "[0, 1, 2, … 2 more …, 5, 6] of shape [7]"
-    assert "more" not in nested(["1"] * 24, (24,)) and "… 1 more …" in nested(["1"] * 25, (5, 5))
-
-
-def test_describe_says_what_stood_in_the_place_of_elements():
-    assert describe(Absent()) == "None" and describe(Raised("TypeError", "no")) == "raises TypeError"
-    assert describe(outcome([[1 / 3, MASKED]])) == "[[0.33333, --]]"
-    assert describe(outcome([1 / 3]), digits=None) == "[0.3333333333333333]"
+    assert describe(Absent()) == "None" and describe(outcome([[1 / 3, MASKED]]), digits=3) == "[[0.333, --]]"

@@ -27,31 +27,19 @@ def known(monkeypatch):
     return put
 
 
-@pytest.mark.parametrize(
-    ("here", "version"),
-    [
-        ("2.13.0+cpu", "2.13.0"),
-        ("2.13.1", "2.13.0"),  # the newest before it
+def test_a_run_is_compared_with_the_newest_version_that_is_not_newer_on_its_device(known, monkeypatch):
+    for here, version in (
+        ("2.13.1+cpu", "2.13.0"),
         ("2.16.0.dev20261101", "2.15.0"),
         ("2.12.0", "2.9.0"),
         ("2.5.0", "2.9.0"),  # older than all
-    ],
-)
-def test_a_run_is_compared_with_the_newest_version_that_is_not_newer(known, here, version):
-    known(record("2.9.0"), record("2.13.0"), record("2.15.0"), here=here)
-    assert nearest()["torch"] == version
-
-
-def test_a_run_is_compared_with_its_own_device_where_that_is_recorded(known, monkeypatch):
+    ):
+        known(record("2.9.0"), record("2.13.0"), record("2.15.0"), here=here)
+        assert nearest()["torch"] == version
     known(record("2.13.0"), record("2.9.0", device="cuda"))
-    assert nearest()["device"] == "cpu"
-    monkeypatch.setattr(recorded, "device", lambda: "cuda")
-    assert nearest()["device"] == "cuda"
-    monkeypatch.setattr(recorded, "device", lambda: "mps")
-    assert nearest()["torch"] == "2.13.0"
-
-
-def test_without_records_there_is_nothing_to_compare_with(known):
+    for device, version in (("cpu", "2.13.0"), ("cuda", "2.9.0"), ("mps", "2.13.0")):
+        monkeypatch.setattr(recorded, "device", lambda device=device: device)
+        assert nearest()["torch"] == version
     known()
     assert nearest() is None and observed("4132", "vanilla", "x.grad") is None and verified("4132") == []
 
@@ -75,29 +63,10 @@ def test_a_version_verifies_a_case_when_it_has_all_its_claims_and_all_hold(known
         record("2.13.0", *full, device="cuda"),
     )
     assert verified("4132") == [("cpu", ["2.12.0", "2.13.0"]), ("cuda", ["2.13.0"])]
-
-
-@pytest.mark.parametrize(
-    ("versions", "text"),
-    [
-        ([], ""),
-        (["2.6.0"], "2.6"),
-        (["2.6.0", "2.7.0", "2.8.0"], "2.6 to 2.8"),
-        (["2.6.0", "2.8.0"], "2.6, 2.8"),
-        (["2.9.0", "2.9.1", "2.10.0", "2.11.0"], "2.9 to 2.11"),
-        (["2.15.0", "3.0.0"], "2.15, 3.0"),
-    ],
-)
-def test_versions_are_said_as_people_say_them(versions, text):
-    assert spans(versions) == text
-
-
-def test_the_card_of_a_case_names_them(known):
-    known(record("2.11.0"), record("2.12.0"), record("2.13.0"), record("2.13.0", device="cuda"))
-    said = "recorded on PyTorch 2.11 to 2.13 (CPU); 2.13 (CUDA)"
+    said = "recorded on PyTorch 2.12 and 2.13 (CPU); 2.13 (CUDA)"
     assert said in Case("4132").text() and said in Case("4132").html()
-    known()
-    assert "recorded" not in Case("4132").text()
+    assert "recorded" not in Case("52248").text()
+    assert spans(["2.9.0", "2.9.1", "2.10.0", "2.11.0", "3.0.0"]) == "2.9 to 2.11, 3.0" and spans([]) == ""
 
 
 LINE = {"page": "p", "type": "claim", "case": "4132", "method": "vanilla", "quantity": "x.grad", "tolerance": "exactly"}
@@ -111,10 +80,8 @@ VALUE, TYPE = {"raised": "ValueError", "message": "x"}, {"raised": "TypeError", 
         ("int64[2]: 3 0", "float32[2]: 3 -0", {"tolerance": "sign of zero counts"}, False),
         ("int64[2]: 3 0", "float32[2, 1]: 3 0", {}, False),
         ("int64[2]: 3 0", {"absent": True}, {}, False),
-        ("int64[2]: 3 0", "float32[2]: 4 0", {}, False),
         ("int64[2]: 3 0", "float32[2]: 4 0", {"tolerance": "within 2 ulps, atol 1"}, True),
         ("int64[2]: 3 0", "float32[2]: 3.0000002 --", {"tolerance": "within 1 ulp"}, False),
-        ("int64[2]: 3 0", "float32[2]: 3.0000002 0", {"tolerance": "within 1 ulp"}, True),
         ("bool[1]: True", "bool[1]: False", {}, False),
         (VALUE, TYPE, {}, False),
         ({**TYPE, "message": "beyond the first line"}, TYPE, {}, True),

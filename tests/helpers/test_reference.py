@@ -35,13 +35,13 @@ def test_the_loss_sees_the_used_elements_alone(x, used, seen, texts):
     assert result.shape == tuple(torch.tensor(x).shape) and not result.data[~result.mask].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64])
-def test_the_gradient_is_computed_in_float64(dtype):
-    dtypes = []
-    for used in (None, torch.tensor([True, True])):
-        result = reference(lambda x: dtypes.append(x.dtype) or (x / 3).sum(), torch.ones(2, dtype=dtype), used=used)
-        assert result.data.dtype is torch.float64 and result.data.tolist() == [1 / 3, 1 / 3]
-    assert set(dtypes) == {torch.float64}
+def test_the_gradient_is_computed_in_float64():
+    for dtype in (torch.bfloat16, torch.float32, torch.int64):
+        for used in (None, torch.tensor([True, True])):
+            result = reference(lambda x: (x / 3).sum(), torch.ones(2, dtype=dtype), used=used)
+            assert result.data.dtype is torch.float64 and result.data.tolist() == [1 / 3, 1 / 3]
+    weight = torch.ones(1, requires_grad=True)
+    assert reference(lambda x: weight.sum(), torch.ones(2)).texts() == ["0", "0"] and weight.grad is None
 
 
 def test_an_undefined_gradient_of_a_used_entry_stays_undefined():
@@ -61,34 +61,18 @@ def test_entries_are_contiguous_detached_and_apart_from_x():
     assert x.grad is None and result.mask.tolist() == [True, False]
 
 
-def test_what_the_loss_does_not_depend_on_has_a_zero_gradient():
-    weight = torch.ones(1, requires_grad=True)
-    assert reference(lambda x: weight.sum(), torch.ones(2)).texts() == ["0", "0"]
-    assert weight.grad is None
-
-
-@pytest.mark.parametrize("shape", [(2,), (0,)])
-def test_a_loss_that_is_no_scalar_is_refused(shape):
+def test_a_loss_that_is_no_scalar_and_a_mask_that_does_not_fit_are_refused():
     assert reference(lambda x: x.sum().reshape(1, 1), torch.ones(2)).texts() == ["1", "1"]
-    with pytest.raises(ValueError, match=rf"loss must return a scalar, got a tensor of shape \({shape[0]},"):
-        reference(lambda x: x.sum().expand(shape), torch.ones(2))
-
-
-@pytest.mark.parametrize(
-    ("used", "text"),
-    [
-        (torch.tensor([1, 0]), r"got torch.int64 of shape \(2,\)"),
-        (torch.tensor([True, False, True]), r"got torch.bool of shape \(3,\)"),
-        (torch.ones(3, 2).bool(), r"got torch.bool of shape \(3, 2\)"),
-        (torch.ones(2, 3, 1).bool(), r"got torch.bool of shape \(2, 3, 1\)"),
-    ],
-    ids=repr,
-)
-def test_used_must_be_a_mask_over_leading_dimensions(used, text):
-    with pytest.raises(
-        ValueError, match=r"used must be a bool tensor over the leading dimensions of x \(2, 3\), " + text
+    with pytest.raises(ValueError, match=r"loss must return a scalar, got a tensor of shape \(2,"):
+        reference(lambda x: x, torch.ones(2))
+    message = r"used must be a bool tensor over the leading dimensions of x \(2, 3\), got "
+    for used, text in (
+        (torch.tensor([1, 0]), r"torch.int64 of shape \(2,\)"),
+        (torch.ones(3, 2).bool(), r"torch.bool of shape \(3, 2\)"),
+        (torch.ones(2, 3, 1).bool(), r"torch.bool of shape \(2, 3, 1\)"),
     ):
-        reference(lambda x: x.sum(), torch.ones(2, 3), used=used)
+        with pytest.raises(ValueError, match=message + text):
+            reference(lambda x: x.sum(), torch.ones(2, 3), used=used)
 
 
 def test_a_page_may_choose_another_default_device():

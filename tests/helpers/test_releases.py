@@ -25,24 +25,16 @@ def test_each_version_has_its_own_side(version, expected):
     assert CHAIN.at(version) == expected
 
 
-@pytest.mark.parametrize("release", ["", "2", "2.14.0.dev1", "v2.14", "2.14+cpu"])
-def test_what_is_no_release_is_refused(release):
-    with pytest.raises(ValueError, match="not the number of a PyTorch release"):
-        Since(release, now=1, before=0)
-
-
-def test_a_chain_out_of_order_is_refused():
-    with pytest.raises(ValueError, match="2.14, which is not older than 2.9"):
-        Since("2.9", now=1, before=Since("2.14", now=1, before=0))
-    with pytest.raises(ValueError, match="which is not older than 2.9"):
-        Since("2.9", now=1, before=Since("2.9", now=1, before=0))
-    with pytest.raises(ValueError, match="pass the older one as `before`"):
-        Since("2.9", now=Since("2.14", now=1, before=0), before=0)
-
-
-def test_what_is_no_version_has_no_number():
+def test_what_is_no_release_and_a_chain_out_of_order_are_refused():
+    for release in ("2", "2.14.0.dev1", "v2.14"):
+        with pytest.raises(ValueError, match="not the number of a PyTorch release"):
+            Since(release, now=1, before=0)
     with pytest.raises(ValueError, match="not a version of PyTorch"):
         number("parrot")
+    with pytest.raises(ValueError, match="2.14, which is not older than 2.9"):
+        Since("2.9", now=1, before=Since("2.14", now=1, before=0))
+    with pytest.raises(ValueError, match="pass the older one as `before`"):
+        Since("2.9", now=Since("2.14", now=1, before=0), before=0)
 
 
 def test_the_history_is_told_oldest_first():
@@ -51,11 +43,6 @@ def test_the_history_is_told_oldest_first():
         ("", {"absent": True}, None),
         ("2.9", outcome([1.0]).json(), 7),
         ("2.14", outcome([0.0]).json(), None),
-    ]
-    assert [epoch.text() for epoch in found] == [
-        "before that: None",
-        "since PyTorch 2.9: [1]",
-        "since PyTorch 2.14: [0]",
     ]
     assert epochs([1.0], outcome) == ()
 
@@ -86,22 +73,8 @@ def test_the_page_shows_the_side_of_its_version_and_says_since_when_the_other(mo
     note = case.claims[0].html().partition("zn-history")[2]
     assert said in note and other in note
     assert '<a href="https://github.com/pytorch/pytorch/pull/191142">pytorch#191142</a>' in note
-
-
-def test_three_epochs_are_told_as_two_changes(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", "2.10.0")
-    case = Case("10729")
-    older = Since("2.9", now=[1.0], before=[2.0])
-    case.claim("vanilla", "x.grad", torch.ones(1), Since("2.14", now=[3.0], before=older))
-    notes = case.claims[0].html().split("zn-history")[1:]
-    assert "Before PyTorch 2.9:" in notes[0] and ">2<" in notes[0]
-    assert "Since PyTorch 2.14:" in notes[1] and ">3<" in notes[1]
-
-
-def test_a_claim_that_no_release_changed_has_no_history():
-    case = Case("10729")
-    case.claim("vanilla", "x.grad", torch.ones(1), [1.0])
-    assert "zn-history" not in case.claims[0].html() and case.claims[0].json()["history"] == []
+    case.claim("vanilla", "same", torch.ones(1), [1.0])
+    assert "zn-history" not in case.claims[-1].html() and case.claims[-1].json()["history"] == []
 
 
 @pytest.mark.parametrize("version", ["2.13.0", "2.14.0"])

@@ -7,10 +7,10 @@ import pytest
 import torch
 from strategies import FLOATS
 
-from helpers.claims import Claim, ClaimFailed
+from helpers import Claim, ClaimFailed
 from helpers.compare import ROUNDED
 from helpers.entries import MASKED, Entries, outcome
-from helpers.verdict import JUDGEMENTS, Verdict, judge
+from helpers.verdict import Verdict, judge
 
 nan, inf = math.nan, math.inf
 ONE = torch.tensor([1.5])
@@ -53,12 +53,14 @@ def observe(values):
     return Entries(entries.data.float(), entries.mask)
 
 
-@pytest.mark.parametrize(("want", "got", "word"), TABLE, ids=lambda value: str(value))
-def test_every_word(want, got, word):
-    assert judge(outcome([want]), observe([got])) == [word]
+def test_every_word():
+    wanted, observed, words = zip(*TABLE, strict=True)
+    assert judge(outcome(list(wanted)), observe(observed)) == list(words)
+    with pytest.raises(ValueError, match=r"observed has shape \[2, 1\], but the reference has \[2\]"):
+        judge(outcome([1.0, 1.0]), outcome([[1.0], [1.0]]))
 
 
-@pytest.mark.parametrize("ulps", [0, 5, 63, 64, 65])
+@pytest.mark.parametrize("ulps", [0, 5, 64])
 def test_right_allows_exactly_so_many_ulps_and_rounded_up_to_its_own_limit(ulps):
     for steps in (0, 1, 5, 6, 63, 64, 65, 66):
         word = "right" if steps <= ulps else "rounded" if steps <= ROUNDED == 64 else "wrong"
@@ -77,16 +79,6 @@ def test_whole_numbers_are_judged_without_cutting_the_reference_down():
     wanted = outcome([1.0, 0.5, 3.0, nan])
     assert judge(wanted, outcome(torch.tensor([1, 0, 5, 0]))) == ["right", "wrong", "wrong", "wrong"]
     assert judge(outcome([1.0, 0.5]), outcome(torch.tensor([True, False]))) == ["right", "wrong"]
-
-
-def test_any_shape_is_judged_in_row_major_order():
-    assert judge(outcome([[1.0, MASKED]]), outcome([[1.0, nan]])) == ["right", "contaminated"]
-    assert judge(outcome(1.0), outcome(2.0)) == ["wrong"] and judge(outcome([]), outcome([])) == []
-
-
-def test_other_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"observed has shape \[2, 1\], but the reference has \[2\]"):
-        judge(outcome([1.0, 1.0]), outcome([[1.0], [1.0]]))
 
 
 # One word for a method.
@@ -110,15 +102,6 @@ def test_a_way_is_called_by_the_worst_of_its_entries(observed, word):
     made = verdict([1.5, MASKED, 1.5], {"vanilla": seen}, {"vanilla": word})
     assert made.words() == {"vanilla": word}
     assert made.holds
-
-
-def test_ulps_reach_the_judgement():
-    for ulps, word in ((3, "right"), (2, "rounded")):
-        made = verdict([1.5], {"vanilla": observe([up(3)])}, {}, ulps=ulps)
-        assert made.words() == {"vanilla": word}
-        assert made.json()["entries"] == {"vanilla": {word: 1}}
-        assert cells(made.html())[1][2] == f"1.5 {JUDGEMENTS[word]}"
-        assert f'data-judged="{word}"' in made.html()
 
 
 def test_a_verdict_holds_only_when_all_words_and_all_methods_agree(capsys):
@@ -179,12 +162,12 @@ def test_html_is_a_table_of_ways_beside_the_reference():
         ["second", "--", "NaN ✗", "0 ✓", "", ""],
         ["verdict", "", "✗ contaminated", "? missing", "! raises TypeError", "? missing"],
     ]
-    assert "Verdict on <code>x.grad</code>" in made.html()
-    assert "<pre>" not in made.html()
-
-
-def test_html_says_how_near_is_right():
-    observed = {"vanilla": observe([1.5])}
-    assert "Right: within 3 ulps of it" in verdict([1.5], observed, {"vanilla": "right"}, ulps=3).html()
-    html = verdict([1.5], observed, {"vanilla": "right"}, ulps=0).html()
-    assert "Right: exactly it" in html and "ulps" not in html
+    assert "Verdict on <code>x.grad</code>" in made.html() and "<pre>" not in made.html()
+    assert 'data-judged="rounded"' in made.html() and made.json()["entries"]["vanilla"] == {
+        "rounded": 1,
+        "contaminated": 1,
+    }
+    assert "Right: within 2 ulps of it" in made.html()
+    near = verdict([1.5], {"vanilla": observe([up(3)])}, {"vanilla": "right"}, ulps=3)
+    assert near.holds and "Right: within 3 ulps of it" in near.html()
+    assert "Right: exactly it" in verdict([1.5], {}, {}, ulps=0).html()

@@ -28,7 +28,7 @@ THREAD = f"""    Thread(
 """
 LINE = "      - file: chapters/not-your-case\n"
 EDITS = {
-    "src/helpers/threads.py": {"\n)\nTHREADS": f"\n{THREAD})\nTHREADS"},
+    "src/helpers/threads.py": {'\n)\n"""Every': f'\n{THREAD})\n"""Every'},
     "_toc.yml": {LINE: f"      - file: chapters/{NAME}\n        title: log under a mask\n{LINE}"},
     "chapters/welcome.md": {"|---|---|\n": f"|---|---|\n| The loss is NaN after `log` | [Log of zero]({NAME}.md) |\n"},
     "tests/site/test_search.py": {"\nQUERIES = {\n": f'\nQUERIES = {{\n    "{QUERY}": ("{NAME}", 8),\n'},

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 FILES = (
     "in_training/test_core.py",
     "ignoring/test_distributed.py",
-    "ignoring/test_sharded.py",
     "in_training/test_frameworks.py",
     "in_training/test_limits.py",
     "ignoring/test_authoring.py",

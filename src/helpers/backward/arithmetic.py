@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zero_or_nan.functions.graph import signed
+
 from ..entries import Entries, outcome
 from .graph import FigureStep, Sent
 
@@ -299,14 +301,9 @@ def _spread(node: Node) -> Tensor:
     grad, dims = node.grad, node.saved.get("dim")
     if dims is not None and not node.saved.get("keepdim", False):
         count = len(node.shape)
-        for dim in sorted(at % count for at in ((dims,) if isinstance(dims, int) else _signed(dims))):
+        for dim in sorted(signed(at) % count for at in ((dims,) if isinstance(dims, int) else dims)):
             grad = grad.unsqueeze(dim)
     return grad.expand(node.shape)
-
-
-def _signed(dims: Any) -> list[int]:
-    """Dimensions as the user gave them. A node shows -1 as an unsigned number."""
-    return [dim - 2**64 if dim >= 2**63 else dim for dim in dims]
 
 
 @rule("sum")
@@ -356,18 +353,15 @@ def _(node: Node) -> Iterator[Arithmetic]:
 @rule("slice")
 def _(node: Node) -> Iterator[Arithmetic]:
     saved = node.saved
-    ends = saved["dim"], saved["start"] or 0, _end(saved["end"]), saved["step"]
+    end = 2**63 - 1 if saved["end"] is None else saved["end"]
+    ends = saved["dim"], saved["start"] or 0, end, saved["step"]
     value = torch.ops.aten.slice_backward(node.grad, list(node.shape), *ends)
     yield Arithmetic("{}", {GRAD: value}, value, words="grad in the slice, else 0")
 
 
-def _end(end: int | None) -> int:
-    return 2**63 - 1 if end is None else end
-
-
 @rule("select")
 def _(node: Node) -> Iterator[Arithmetic]:
-    (dim,), index = _signed([node.saved["dim"]]), _signed([node.saved["index"]])[0]
+    dim, index = signed(node.saved["dim"]), signed(node.saved["index"])
     value = torch.ops.aten.select_backward(node.grad, list(node.shape), dim, index)
     yield Arithmetic("{}", {GRAD: value}, value, words=f"grad at index {index}, else 0")
 

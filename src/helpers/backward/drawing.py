@@ -9,7 +9,7 @@ from typing import Any
 
 from ..entries import Entries, Kind, Outcome, describe, outcome
 from .arithmetic import GRAD
-from .graph import METHODS, FigureStep
+from .graph import METHODS, FigureStep, merged
 from .told import Told, short
 
 MOST = 12
@@ -135,7 +135,7 @@ def _graph(steps: Sequence[FigureStep], told: Sequence[Told]) -> Any:
 
     graph: Any = networkx.DiGraph()
     graph.add_node("loss", box=Box(title="loss", kind="end"))
-    strip = Strip(_methods(next(iter(steps[0].arrives.values()))), meets=told[0].meets.get(GRAD, ()))
+    strip = Strip(merged(next(iter(steps[0].arrives.values()))), meets=told[0].meets.get(GRAD, ()))
     graph.add_node("start", box=Box([strip], to=0, kind="cotangent"))
     for number, (step, about) in enumerate(zip(steps, told, strict=True)):
         strips = [Strip({"": outcome(value)}, name, about.meets.get(name, ())) for name, value in about.tensors.items()]
@@ -147,7 +147,7 @@ def _graph(steps: Sequence[FigureStep], told: Sequence[Told]) -> Any:
     for number, step in enumerate(steps):
         for sent in step.sends:
             box = Box(
-                [Strip(_methods(sent.value), meets=told[sent.to].meets.get(GRAD, ()))],
+                [Strip(merged(sent.value), meets=told[sent.to].meets.get(GRAD, ()))],
                 step=number,
                 to=sent.to,
                 kind="cotangent",
@@ -158,13 +158,6 @@ def _graph(steps: Sequence[FigureStep], told: Sequence[Told]) -> Any:
             graph.add_edge(number, (number, sent.slot))
             graph.add_edge((number, sent.slot), sent.to)
     return _with_bends(graph, list(networkx.topological_generations(graph)))
-
-
-def _methods(values: Mapping[str, Outcome]) -> Mapping[str, Outcome]:
-    """A single tensor if both methods have the same."""
-    vanilla, ignored = (values[method] for method in METHODS)
-    same = isinstance(vanilla, Entries) and isinstance(ignored, Entries) and vanilla.texts() == ignored.texts()
-    return {"": vanilla} if same else dict(values)
 
 
 def _with_bends(graph: Any, layers: Sequence[Sequence[Any]]) -> Any:

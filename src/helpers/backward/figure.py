@@ -7,15 +7,14 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
 from .. import show
 from ..entries import Entries, Kind, Outcome, describe, nested, outcome
-from .derivatives import formulas
+from ..nodes import node
 from .drawing import draw
-from .graph import METHODS, FigureStep, Sent, record
+from .graph import METHODS, FigureStep, Sent, merged, record
 from .told import Told, short, tell
 
 LINE = 40
@@ -29,7 +28,7 @@ Row = tuple[str, str, Outcome]
 
 
 @dataclass(frozen=True, eq=False)
-class BackwardFigure:
+class BackwardFigure(show.Shown):
     """A recorded backward pass with its caption."""
 
     steps: Sequence[FigureStep]
@@ -76,9 +75,6 @@ class BackwardFigure:
             f'<div class="zn-steps">{steps}</div>{caption}</figure>'
         )
 
-    def json(self) -> dict[str, Any] | None:
-        return None
-
     def _key(self) -> str:
         """The meaning of the marks in the drawing. The marks of the steps are shown only if a script runs."""
         masked = any(
@@ -108,7 +104,7 @@ class BackwardFigure:
     def _target(self, step: FigureStep, sent: Sent) -> str:
         """The destination of a cotangent. If two cotangents go to the same node, it also names the argument."""
         to = self.told[sent.to].title if self.steps[sent.to].leaf else self.steps[sent.to].function
-        arguments = list(formulas(step.node))
+        arguments = node(step.node).inputs
         twice = [other.to for other in step.sends].count(sent.to) > 1 and sent.slot < len(arguments)
         return f"to {to}, of {arguments[sent.slot]}" if twice else f"to {to}"
 
@@ -126,7 +122,7 @@ class BackwardFigure:
         head = "".join(f'<th scope="col">{label}</th>' for label in labels)
         top = f"<thead><tr><td></td>{head}</tr></thead>" if head else ""
         body = "".join(_row(*row, columns) for row in rows)
-        node = "" if step.leaf else f"<code>{html.escape(step.node)}</code>"
+        name = "" if step.leaf else f"<code>{html.escape(step.node)}</code>"
         lines = self._formulas(step, told)
         words = "".join(f'<p class="zn-formula">passes on <b>{html.escape(line)}</b></p>' for line in lines)
         source = "".join(f"<code>{html.escape(line)}</code>" for line in told.official)
@@ -141,7 +137,7 @@ class BackwardFigure:
         title = html.escape(told.title, quote=True)
         return (
             f'<section class="zn-step" data-step="{number}" data-title="{title}"{facts}>'
-            f'<p><b class="zn-name">{number + 1}. {title}</b> {node}</p>{words}'
+            f'<p><b class="zn-name">{number + 1}. {title}</b> {name}</p>{words}'
             f'<table aria-label="{number + 1}. {title}">{top}<tbody>{body}</tbody></table>{said}{official}</section>'
         )
 
@@ -155,11 +151,8 @@ def _named(label: str, method: str) -> str:
 
 
 def _by_method(label: str, value: Mapping[str, Outcome]) -> list[Row]:
-    """A single row if both methods agree."""
-    texts = {describe(value[method]) for method in METHODS}
-    return (
-        [(label, "", value[METHODS[0]])] if len(texts) == 1 else [(label, method, value[method]) for method in METHODS]
-    )
+    """A row for each method, or a single row if both methods agree."""
+    return [(label, method, each) for method, each in merged(value).items()]
 
 
 def _columns(values: Sequence[Outcome]) -> tuple[int, list[str]]:

@@ -19,7 +19,7 @@ from zero_or_nan.functions.graph import graph_from
 from zero_or_nan.ignoring.engine.masked_pass import Observer, Pass
 from zero_or_nan.masks.mask import full
 
-from ..entries import Outcome, outcome
+from ..entries import Entries, Outcome, outcome
 
 MOST = 40
 """The most nodes of a graph that is recorded. A larger figure would not be readable."""
@@ -77,6 +77,13 @@ class FigureStep:
 LEAF = "AccumulateGrad"
 
 
+def merged(values: Mapping[str, Outcome]) -> Mapping[str, Outcome]:
+    """The cotangent of each method; or a single one with the empty name, if both methods have the same."""
+    vanilla, ignored = (values[method] for method in METHODS)
+    entries = isinstance(vanilla, Entries) and isinstance(ignored, Entries) and vanilla.texts() == ignored.texts()
+    return {"": vanilla} if entries or vanilla == ignored else values
+
+
 def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None = None) -> list[FigureStep]:
     """Run the vanilla and the ignoring backward pass, and record what every node gets, saved and passes on.
 
@@ -98,7 +105,7 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
     for name, tensor in inputs.items():
         named.setdefault(_place(get_gradient_edge(tensor)), []).append(name)
     root = _place(get_gradient_edge(loss))
-    order = _leading_to(root[0], {node: " and ".join(names) for (node, _), names in named.items()})
+    order = _leading_to(loss, {node: " and ".join(names) for (node, _), names in named.items()})
     number = {node: at for at, node in enumerate(order)}
     places = dict.fromkeys(
         [root, *((to, output) for node in order for to, output in node.next_functions if to in number), *named]
@@ -153,41 +160,19 @@ def _place(edge: GradientEdge) -> tuple[Any, int]:
     return edge.node, edge.output_nr
 
 
-def _leading_to(root: Any, ends: Mapping[Any, str]) -> list[Any]:
-    """The nodes between the root and the ends, each after all nodes that send to it."""
-    below: dict[Any, list[Any]] = {}
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node not in below:
-            below[node] = [to for to, _ in node.next_functions if to is not None]
-            stack += below[node]
-    if missing := [name for end, name in ends.items() if end not in below]:
+def _leading_to(loss: Tensor, ends: Mapping[Any, str]) -> list[Any]:
+    """The nodes between the loss and the ends, each after all nodes that send to it."""
+    import networkx  # type: ignore[import-untyped]
+
+    edges = graph_from([loss]).items()
+    graph = networkx.DiGraph({node: [to for to, _ in ahead if to is not None] for node, ahead in edges})
+    if missing := [name for end, name in ends.items() if end not in graph]:
         raise ValueError(f"the loss does not depend on {', '.join(missing)}")
-    finished = list(_finished(root, below))  # each node comes after all nodes that it sends to
-    kept: set[Any] = set(ends)
-    for node in finished:
-        if kept.intersection(below[node]):
-            kept.add(node)
-    order = [node for node in reversed(finished) if node in kept]
+    kept = set(ends).union(*(networkx.ancestors(graph, end) for end in ends))
+    order = [node for node in reversed(list(networkx.dfs_postorder_nodes(graph, loss.grad_fn))) if node in kept]
     if len(order) > MOST:
         raise ValueError(f"a figure of {len(order)} nodes can't be read: give a smaller computation (at most {MOST})")
     return order
-
-
-def _finished(root: Any, below: Mapping[Any, Sequence[Any]]) -> Iterator[Any]:
-    seen = {root}
-    stack = [(root, iter(below[root]))]
-    while stack:
-        node, rest = stack[-1]
-        for to in rest:
-            if to not in seen:
-                seen.add(to)
-                stack.append((to, iter(below[to])))
-                break
-        else:
-            stack.pop()
-            yield node
 
 
 def _name(node: Any) -> str:

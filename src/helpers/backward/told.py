@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..entries import Entries, Kind, Outcome
+from ..nodes import node
 from .arithmetic import Arithmetic, arithmetic
-from .derivatives import formulas
 from .graph import FigureStep, Sent
 
 
@@ -63,7 +63,7 @@ def _told(number: int, steps: Sequence[FigureStep]) -> Told:
     how = [(sent, arithmetic(step, sent)) for sent in step.sends]
     official = [
         f"{name}: {formula}"
-        for slot, (name, formula) in enumerate(formulas(step.node).items())
+        for slot, (name, formula) in enumerate(node(step.node).formulas.items())
         if any(sent.slot == slot for sent in step.sends)
     ]
     saved = {name: value for name, value in step.saved.items() if "_sym_" not in name}

@@ -30,7 +30,6 @@ A word is one of `words.WORDS`; or "other bits", when `ignoring` is right and ye
 gives where that is finite; "not followed", when it met a kernel that it has no rule for, and warned, which on another
 device than the CPU is no difference; "raises X"; "no sample", when an operator could not be asked.
 
-How it works, in the order of the flow: `words` judges a gradient, `cases` and `poisoned` are what is asked, `operators`
-chooses from PyTorch's database, `checking` asks, `lacking` looks for private names, `records` compares, and
-`report` prints.
+How it works, in the order of the flow: `words` judges a gradient, `cases` and `poisoned` are what is asked, `checking`
+asks, `lacking` looks for private names, `records` compares, and `report` prints.
 """

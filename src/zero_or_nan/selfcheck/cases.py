@@ -6,8 +6,9 @@ Sums are of small whole numbers where the order of a sum could matter: they are 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ class Setting:
     """What is differentiated: outputs, the vector that backward gets for them, leaves, and a reference for each."""
 
     outputs: Tensor
-    leaves: Mapping[str, Tensor]
-    wanted: Mapping[str, Reference]
+    leaves: Sequence[Tensor]
+    wanted: Sequence[Reference]
     vector: Tensor | None = None
 
 
@@ -59,7 +60,18 @@ def _leaf(numbers: object, device: torch.device) -> Tensor:
 
 
 def _of(outputs: Tensor, x: Tensor, wanted: Reference) -> Setting:
-    return Setting(outputs, {"x": x}, {"x": wanted})
+    return Setting(outputs, [x], [wanted])
+
+
+def _of_all(outputs: Tensor, loss: Callable[..., Tensor], *leaves: Tensor) -> Setting:
+    """A setting whose loss uses every element of the leaves. `loss` computes it from them in float64, on the CPU."""
+    exact = [leaf.detach().cpu().double().requires_grad_() for leaf in leaves]
+    gradients = torch.autograd.grad(loss(*exact), exact)
+    return Setting(outputs, leaves, list(map(_all_used, gradients)))
+
+
+def _all_used(gradient: Tensor) -> Reference:
+    return Reference(gradient, torch.ones_like(gradient, dtype=torch.bool))
 
 
 @case("gradient argument of backward", "Stack Overflow 43451125")
@@ -67,12 +79,11 @@ def _gradient_argument(device: torch.device) -> Setting:
     a, b, c = _leaf([1, 2, 3], device), _leaf([3, 4, 5], device), _leaf([6, 7, 8], device)
     vector = torch.tensor([0.1, 1.0, 0.0001], device=device)
     weights = vector.cpu().double()
-    wanted = {
-        "a": reference(lambda a: (3 * a * weights).sum(), a),
-        "b": reference(lambda b: (2 * b * b * weights).sum(), b),
-        "c": reference(lambda c: (c.log() * weights).sum(), c),
-    }
-    return Setting(3 * a + 2 * b * b + c.log(), {"a": a, "b": b, "c": c}, wanted, vector)
+
+    def outputs(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return 3 * a + 2 * b * b + c.log()
+
+    return replace(_of_all(outputs(a, b, c), lambda *exact: (outputs(*exact) * weights).sum(), a, b, c), vector=vector)
 
 
 @case("where over exp", "pytorch#10729")
@@ -126,11 +137,8 @@ def _sliced_rows(device: torch.device) -> Setting:
     good = torch.arange(1.0, 33).reshape(4, 8)
     rows = torch.cat([good, torch.full((4, 8), NAN)]).to(device)
     weight, bias = _leaf([[1, -2, 3, -4, 5, -6, 7, -8]], device), _leaf([1], device)
-    wanted = {
-        "weight": reference(lambda weight: linear(good.double(), weight).sum(), weight),
-        "bias": reference(lambda bias: 4 * bias.sum(), bias),
-    }
-    return Setting(linear(rows, weight, bias)[:4].sum(), {"weight": weight, "bias": bias}, wanted)
+    outputs = linear(rows, weight, bias)[:4].sum()
+    return _of_all(outputs, lambda weight, bias: linear(good.double(), weight, bias).sum(), weight, bias)
 
 
 @case("rows that overflow in a deep network", "PyTorch forum 135053")
@@ -142,12 +150,7 @@ def _overflowing_rows(device: torch.device) -> Setting:
     def loss(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
         return linear(linear(rows, first).relu(), second).relu()[:2].sum()
 
-    exact, fixed = good.double(), [layer.detach().cpu().double() for layer in (first, second)]
-    wanted = {
-        "first": reference(lambda first: loss(exact, first, fixed[1]), first),
-        "second": reference(lambda second: loss(exact, fixed[0], second), second),
-    }
-    return Setting(loss(rows, first, second), {"first": first, "second": second}, wanted)
+    return _of_all(loss(rows, first, second), partial(loss, good.double()), first, second)
 
 
 @case("queries sliced after attention", ulps=ROUNDED)
@@ -155,32 +158,25 @@ def _sliced_queries(device: torch.device) -> Setting:
     good, bad = torch.tensor([[1.0, 2], [2, 1]]), torch.full((2, 2), NAN)
     queries = torch.cat([good, bad])[None, None].to(device)
     keys, values = _leaf([[[[1, 0], [0, 1], [1, 1]]]], device), _leaf([[[[1, 2], [3, 4], [5, 7]]]], device)
-    exact, fixed = good.double()[None, None], [each.detach().cpu().double() for each in (keys, values)]
-    wanted = {
-        "keys": reference(lambda keys: scaled_dot_product_attention(exact, keys, fixed[1])[..., 0].sum(), keys),
-        "values": reference(lambda values: scaled_dot_product_attention(exact, fixed[0], values)[..., 0].sum(), values),
-    }
-    attended = scaled_dot_product_attention(queries, keys, values)
-    return Setting(attended[:, :, :2, 0].sum(), {"keys": keys, "values": values}, wanted)
+
+    def loss(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return scaled_dot_product_attention(queries, keys, values)[:, :, :2, 0].sum()
+
+    return _of_all(loss(queries, keys, values), partial(loss, good.double()[None, None]), keys, values)
 
 
 @case("sequences sliced after an LSTM", ulps=ROUNDED)
 def _sliced_sequences(device: torch.device) -> Setting:
     good = torch.tensor([[[1.0, 2], [0, 1]], [[2, 1], [1, 0]]])
     rows = torch.cat([good, torch.full((2, 2, 2), NAN)], dim=1).to(device)
-    exact = torch.nn.LSTM(2, 2).double()
-    for number, parameter in enumerate(exact.parameters()):
-        with torch.no_grad():
-            parameter.copy_(torch.linspace(0.1, 0.5, parameter.numel()).reshape(parameter.shape) / (number + 1))
-    layer = copy.deepcopy(exact).float().to(device)
-    exact.load_state_dict({name: weight.cpu().double() for name, weight in layer.state_dict().items()})
-    leaves, theirs = dict(layer.named_parameters()), dict(exact.named_parameters())
-    gradients = torch.autograd.grad(exact(good.double())[0].sum(), list(theirs.values()))
-    wanted = {
-        name: Reference(gradient, torch.ones_like(gradient, dtype=torch.bool))
-        for name, gradient in zip(theirs, gradients, strict=True)
-    }
-    return Setting(layer(rows)[0][:, :2].sum(), leaves, wanted)
+    layer = torch.nn.LSTM(2, 2)
+    with torch.no_grad():
+        for number, parameter in enumerate(layer.parameters(), 1):
+            parameter.copy_(torch.linspace(0.1, 0.5, parameter.numel()).reshape(parameter.shape) / number)
+    exact = copy.deepcopy(layer).double()
+    gradients = torch.autograd.grad(exact(good.double())[0].sum(), list(exact.parameters()))
+    layer.to(device)
+    return Setting(layer(rows)[0][:, :2].sum(), list(layer.parameters()), list(map(_all_used, gradients)))
 
 
 @case("rows sliced after a Fourier transform")

@@ -1,8 +1,9 @@
-"""Ask every case and every operator, by plain PyTorch and by `ignoring`: a word for each."""
+"""Ask every case and a sample of PyTorch's operators, by plain PyTorch and by `ignoring`: a word for each."""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,10 +13,25 @@ import torch
 from torch import Tensor
 
 from .. import ignoring
-from . import operators
 from .cases import CASES, CheckedCase
-from .poisoned import Gradients, Tally, same_bits
+from .poisoned import Gradients, Tally, database, judge, name_of, poisoned, same_bits
 from .words import WORDS, word
+
+SAMPLES = 40
+"""Samples of each operator that are looked at, at most."""
+ENOUGH = 8
+"""Contaminated samples after which no other is looked at."""
+OPERATORS = """
+    exp sqrt div.no_rounding_mode atan2 pow xlogy nn.functional.gelu
+    mm bmm nn.functional.linear nn.functional.conv2d nn.functional.bilinear
+    softmax logsumexp var prod nn.functional.normalize
+    cumprod logcumsumexp
+    cholesky_solve linalg.solve_triangular linalg.solve
+    nn.functional.layer_norm nn.functional.batch_norm
+    nn.functional.embedding_bag cdist scatter_reduce.amax index_reduce.amax
+    kron cross trapezoid nn.functional.local_response_norm
+""".split()
+"""Names in PyTorch's database of operators, of each kind of rules. A poisoned number can crash none of them."""
 
 NO_SAMPLE = "no sample"
 NOT_FOLLOWED = "not followed"
@@ -60,7 +76,7 @@ def ask_case(case: CheckedCase, device: torch.device) -> Row:
 def ask_operator(name: str, op: Any, device: torch.device) -> Row:
     """One operator of the database, or None where this release has none of that name."""
     try:
-        tally = Tally(name) if op is None else operators.tally(op, device)
+        tally = Tally(name) if op is None else tally_of(op, device)
     except Exception as error:
         # An operator that another device doesn't have, or that its samples need float64 for, could not be asked.
         lacks = device.type != "cpu" and isinstance(error, (NotImplementedError, TypeError))
@@ -78,6 +94,18 @@ def ask_operator(name: str, op: Any, device: torch.device) -> Row:
     return Row(name, plain, ours, tally=tally)
 
 
+def tally_of(op: Any, device: torch.device) -> Tally:
+    """What became of an operator's poisoned samples, which are the same in each run."""
+    counts = Tally(name_of(op))
+    random.seed(0)
+    torch.manual_seed(0)
+    for case in poisoned(op, SAMPLES, counts, str(device)):
+        judge(case, ignoring.grad, counts)
+        if counts.contaminated == ENOUGH:
+            break
+    return counts
+
+
 def ask_all(device: torch.device, tell: Callable[[Row], None]) -> tuple[list[Row], str | None]:
     """Every row, each told as soon as it is there, and why there are no operators, or None."""
     rows: list[Row] = []
@@ -90,13 +118,13 @@ def ask_all(device: torch.device, tell: Callable[[Row], None]) -> tuple[list[Row
         for case in CASES:  # before the database is imported: PyTorch's tests change settings of the process
             add(ask_case(case, device))
         try:
-            chosen = operators.chosen()
+            found = {name_of(op): op for op in database()}
         except ModuleNotFoundError as error:
             return rows, f"PyTorch's database of operators needs {error.name}, which is not installed"
         except Exception as error:
             return rows, f"PyTorch's database of operators can't be imported ({type(error).__name__})"
-        for name, op in chosen.items():
-            add(ask_operator(name, op, device))
+        for name in OPERATORS:
+            add(ask_operator(name, found.get(name), device))
     return rows, None
 
 
@@ -106,8 +134,8 @@ def _gradients(method: Gradients, case: CheckedCase, device: torch.device) -> tu
         setting = case.set_up(device)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            gradients = list(method(setting.outputs, list(setting.leaves.values()), setting.vector, allow_unused=True))
-        words = [word(g, setting.wanted[name], case.ulps) for name, g in zip(setting.leaves, gradients, strict=True)]
+            gradients = list(method(setting.outputs, list(setting.leaves), setting.vector, allow_unused=True))
+        words = [word(g, wanted, case.ulps) for g, wanted in zip(gradients, setting.wanted, strict=True)]
     except Exception as error:
         return f"raises {type(error).__name__}", []
     found = max(words, key=WORDS.index)

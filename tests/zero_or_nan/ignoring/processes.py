@@ -10,10 +10,11 @@ import zero_or_nan
 HOME = str(Path(zero_or_nan.__file__).parents[1])
 
 
-def outputs_of_two(script, store, *arguments, timeout=90):
-    """Run a script twice, with its rank, a file to meet at and the arguments; what each of them printed.
+def results_of_two(script, store, names, *arguments, timeout=90):
+    """Run a script twice, which prints `result [name, found]`; what each of the two processes found, by name.
 
-    A process that is not through in time is ended: what it had told by then tells where it was.
+    The script gets its rank, a file to meet at and the arguments. A process that does not end in time is killed, and
+    what it has printed by then shows where it was.
     """
     script = f"import sys; sys.path.insert(0, {HOME!r})\n" + script
     files = [Path(f"{store}.{rank}") for rank in range(2)]
@@ -31,14 +32,9 @@ def outputs_of_two(script, store, *arguments, timeout=90):
         for process in ranks:
             process.kill()
             process.wait()
-    return [file.read_text() for file in files]
-
-
-def results_of_two(script, store, names, *arguments, timeout=90):
-    """What a script that prints `result [name, found]` found by each name, on each of its two processes."""
-    outputs = outputs_of_two(script, store, *arguments, timeout=timeout)
-    told = [[line.removeprefix("result ") for line in output.splitlines() if line.startswith("result ")]
-            for output in outputs]  # fmt: skip
-    found = [dict(map(json.loads, lines)) for lines in told]
+    outputs = [file.read_text() for file in files]
+    found = [
+        dict(json.loads(line[7:]) for line in output.splitlines() if line.startswith("result ")) for output in outputs
+    ]
     assert [sorted(rank) for rank in found] == [sorted(names)] * 2, "\n".join(outputs)
     return found

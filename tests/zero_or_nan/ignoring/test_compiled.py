@@ -1,19 +1,13 @@
 """Compiled regions: their backward graph is followed where they are contaminated, and no miss is silent."""
 
-import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from regions import as_inductor, gradient, of_others
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-
-from zero_or_nan import ignoring
 
 NAN = float("nan")
 
@@ -232,7 +226,7 @@ def test_a_zero_that_the_compiler_leaves_out_still_counts(name, is_marked, backe
     assert found[1].isnan() and ("ignoring.follow_compiled()" in told[0]) is not is_marked
 
 
-@pytest.mark.parametrize("name", ["where", "index", "split", "relu", "matrix product", "BatchNorm", "embedding"])
+@pytest.mark.parametrize("name", ["where", "split", "matrix product"])
 def test_without_marks_the_warning_names_the_line_to_add(name):
     program, numbers = FOLLOWED[name]
     x = torch.tensor(numbers)
@@ -241,34 +235,15 @@ def test_without_marks_the_warning_names_the_line_to_add(name):
     assert torch.allclose(found, wanted) or len(told) == 1 and "ignoring.follow_compiled()" in told[0]
 
 
-ANEW = """
-import sys, warnings, torch
-from torch._dynamo.utils import counters
-from zero_or_nan import ignoring
-
-warnings.simplefilter("error", UserWarning)
-ignoring.follow_compiled()
-x, factor = torch.tensor([1.0, 0.0, 4.0], requires_grad=True), float(sys.argv[1])
-warnings.filterwarnings("ignore", "Skipping serial")
-try:
-    loss = torch.compile(lambda x: torch.where(x > 0, x.sqrt() * factor, 0.0).sum() + x.sqrt()[:1].sum())(x)
-except torch._dynamo.exc.BackendCompilerFailed:
-    raise SystemExit(5)
-ignoring.backward(loss)
-print(x.grad.tolist(), counters["inductor"]["fxgraph_cache_hit"])
-"""
-
-
-def test_marks_outlast_the_compilers_cache(marked):
-    source = str(Path(ignoring.__file__).parents[2])
+def test_marks_outlast_the_compilers_cache(marked, inductor):
     factor = 2 + random.SystemRandom().random()  # nothing is in the cache yet; other tests seed `random`
+
+    def program(x):
+        return torch.where(x > 0, x.sqrt() * factor, 0.0).sum() + x.sqrt()[:1].sum()
+
     for hits in (0, 2):
-        process = [sys.executable, "-c", ANEW, str(factor)]
-        ran = subprocess.run(process, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True)
-        if ran.returncode == 5:
-            pytest.skip("nothing to compile with here")
-        assert ran.returncode == 0, ran.stderr
-        found, _, counted = ran.stdout.strip().rpartition(" ")
-        wanted = torch.tensor([(factor + 1) / 2, 0, factor / 4])
-        torch.testing.assert_close(torch.tensor(json.loads(found)), wanted)
-        assert int(counted) == hits, ran.stderr
+        torch.compiler.reset()
+        counters.clear()
+        found, told = gradient(torch.compile(program), torch.tensor([1.0, 0.0, 4.0]))
+        assert not told and counters["inductor"]["fxgraph_cache_hit"] == hits
+        torch.testing.assert_close(found, torch.tensor([(factor + 1) / 2, 0, factor / 4]))

@@ -11,7 +11,6 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.engine import passes
 
 func, inf, nan = ignoring.func, math.inf, math.nan
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's forward mode calls it
@@ -64,17 +63,9 @@ def with_aux(parameters, rows):
     return loss(parameters, rows), {"rows": rows, "twice": [rows * 2], "number": torch.ones(2)}
 
 
-NESTED = {
-    "jacrev of grad": lambda f: f.jacrev(f.grad(lambda v: (v.exp() / v.exp().sum()).square().sum()))(B),
-    "grad of vjp": lambda f: f.grad(lambda v: f.vjp(torch.sin, v)[1](v)[0].sum())(B),
-    "grad, of what is around": lambda f: f.grad(lambda v: f.grad(lambda u: (u * v).prod())(B).sum())(B + 1),
-}
 CLEAN = {
-    **{
-        f"{name}, argnums={argnums}": lambda f, name=name, argnums=argnums: getattr(f, name)(total, argnums)(X, W, B)
-        for name in ("grad", "grad_and_value")
-        for argnums in (0, 1, -1, (0, 2), (2, 0, 1))
-    },
+    "one argument": lambda f: f.grad(total, -1)(X, W, B),
+    "arguments in another order": lambda f: f.grad_and_value(total, (2, 0, 1))(X, W, B),
     "parameters": lambda f: f.grad_and_value(loss)(PARAMETERS, X),
     "detached parameters": lambda f: f.grad_and_value(loss, (0, 1))(DETACHED, X),
     "aux of parameters": lambda f: f.grad_and_value(with_aux, has_aux=True)(PARAMETERS, X),
@@ -90,7 +81,9 @@ CLEAN = {
     "vjp, aux": lambda f: f.vjp(lambda a: (a.sin(), a), X, has_aux=True)[2],
     "vjp, of the vector": lambda f: f.vjp(torch.sin, X)[1](X.clone().requires_grad_()),
     "vmap of a product": lambda f: torch.vmap(f.vjp(torch.sin, X)[1])(numbers(7, 4, 3)),
-    **NESTED,
+    "jacrev of grad": lambda f: f.jacrev(f.grad(lambda v: (v.exp() / v.exp().sum()).square().sum()))(B),
+    "grad of vjp": lambda f: f.grad(lambda v: f.vjp(torch.sin, v)[1](v)[0].sum())(B),
+    "grad, of what is around": lambda f: f.grad(lambda v: f.grad(lambda u: (u * v).prod())(B).sum())(B + 1),
 }
 
 
@@ -102,22 +95,21 @@ def test_where_nothing_is_ignored_it_is_torch_func(case, recording):
         assert_same(CLEAN[case](func), CLEAN[case](torch.func), exact=case != "grad, of what is around")
 
 
-@pytest.mark.parametrize("chunk_size", [None, 1, 2, 3, 100])
+@pytest.mark.parametrize("chunk_size", [None, 1, 3])
 def test_chunks_of_a_jacobian(chunk_size):
-    for fn in (layer, lambda x, w, b: (layer(x, w, b), w.sum())):
-        rows = [f.jacrev(fn, (0, 1), chunk_size=chunk_size)(X, W, B) for f in (func, torch.func)]
-        assert_same(*rows)
+    def outputs(x, w, b):
+        return layer(x, w, b), w.sum()
+
+    assert_same(*(f.jacrev(outputs, (0, 1), chunk_size=chunk_size)(X, W, B) for f in (func, torch.func)))
 
 
 VMAPPED = {
-    "rows": lambda f: torch.vmap(f.grad(lambda x: x.exp().sum()))(X),
     "columns": lambda f: torch.vmap(f.grad(lambda x: x.exp().sum()), in_dims=1, out_dims=1)(X),
     "gradients of each sample": lambda f: torch.vmap(f.grad_and_value(loss), in_dims=(None, 0))(DETACHED, X),
     "vmap of vmap": lambda f: torch.vmap(torch.vmap(f.grad(lambda x, c: (x * c).sin())), in_dims=(0, None))(X, X[0]),
     "inside": lambda f: f.grad(lambda x: torch.vmap(lambda row: row.sin().prod())(x).sum())(X),
     "jacrev of grad": lambda f: torch.vmap(f.jacrev(f.grad(lambda x: x.sin().prod())))(X),
     "vjp": lambda f: torch.vmap(lambda x, v: f.vjp(lambda u: u * u.sum(), x)[1](v)[0])(X, X + 1),
-    "chunks": lambda f: torch.vmap(f.grad(lambda x: x.exp().sum()), chunk_size=3)(X),
     "the same for all": lambda f: torch.vmap(lambda x: f.grad(lambda p: p.sin().sum())(B))(X),
 }
 
@@ -169,32 +161,27 @@ def test_bad_rows_do_not_reach_the_gradient(parameters):
     assert_close_to(func.grad(masked_loss)(parameters, rows), right[0])
 
 
+def used_outputs(parameters, rows):
+    return functional_call(MODEL, parameters, (rows,))[used(rows)]
+
+
 def test_bad_rows_do_not_reach_a_jacobian():
     rows = with_bad_rows(X)
-
-    def outputs(parameters, rows):
-        return functional_call(MODEL, parameters, (rows,))[used(rows)]
-
     for chunk_size in (None, 2):
-        found = func.jacrev(outputs, chunk_size=chunk_size)(DETACHED, rows)
-        assert_close_to(found, torch.func.jacrev(outputs)(in_float64(DETACHED), X.double()))
-    assert not is_finite(torch.func.jacrev(outputs)(DETACHED, rows))
+        found = func.jacrev(used_outputs, chunk_size=chunk_size)(DETACHED, rows)
+        assert_close_to(found, torch.func.jacrev(used_outputs)(in_float64(DETACHED), X.double()))
 
 
 def test_bad_rows_do_not_reach_a_vector_jacobian_product():
-    rows, vector = with_bad_rows(X), numbers(4, 2)
+    def pull_of(f, parameters, rows):
+        return f.vjp(lambda parameters: used_outputs(parameters, rows), parameters)[1]
 
-    def outputs(parameters, rows):
-        return functional_call(MODEL, parameters, (rows,))[used(rows)]
-
-    def product(f, parameters, rows, vector):
-        return f.vjp(lambda parameters: outputs(parameters, rows), parameters)[1](vector)
-
-    right = product(torch.func, in_float64(DETACHED), X.double(), vector.double())
-    assert_close_to(product(func, DETACHED, rows, vector), right)
-    vectors = numbers(3, 4, 2)
-    _, pull = func.vjp(lambda parameters: outputs(parameters, rows), DETACHED)
-    assert_close_to(torch.vmap(pull)(vectors), tree_map(lambda *t: torch.stack(t).double(), *map(pull, vectors)))
+    vectors, pull = numbers(3, 4, 2), pull_of(func, DETACHED, with_bad_rows(X))
+    right = tree_map(
+        lambda *t: torch.stack(t), *map(pull_of(torch.func, in_float64(DETACHED), X.double()), vectors.double())
+    )
+    assert_close_to(tree_map(lambda *t: torch.stack(t), *map(pull, vectors)), right)
+    assert_close_to(torch.vmap(pull)(vectors), right)
 
 
 def test_the_gradient_of_each_sample():
@@ -225,14 +212,10 @@ SECOND = {
 def test_gradients_of_gradients(case):
     x = torch.tensor([2.0, 3.0, 0.0, -1.0])
     positive = torch.tensor([2.0, 3.0], dtype=torch.float64)
-    x = x if case != "jacrev of grad" else torch.tensor([2.0, 3.0])  # a product with 0 would use all
     found, right = SECOND[case](func, x), SECOND[case](torch.func, positive)
-    if case != "jacrev of grad":
-        assert not is_finite(SECOND[case](torch.func, x))
-    size = right.dim() * (2,) if case != "vmap of jacrev of grad" else (1, 2, 2)
-    corner = found[tuple(map(slice, size))]
-    torch.testing.assert_close(corner.double(), right, rtol=1e-4, atol=1e-5)
-    assert found.count_nonzero() == corner.count_nonzero() and is_finite(found)
+    assert not is_finite(SECOND[case](torch.func, x))
+    torch.testing.assert_close(found[:2].double(), right, rtol=1e-4, atol=1e-5)
+    assert found[2:].tolist() == [0, 0]
 
 
 def test_used_undefined_gradients_stay():
@@ -270,23 +253,9 @@ def test_a_clean_jacobian_is_one_pass_of_the_engine(monkeypatch):
     assert len(calls) == 1
 
 
-def test_nothing_is_recorded_that_nobody_can_differentiate(monkeypatch):
-    recorded, run = [], passes._pass
-    monkeypatch.setattr(passes, "_pass", lambda *args: (recorded.append(args[3]), run(*args))[1])
-    func.grad(loss)(DETACHED, X)
-    func.grad(loss)(PARAMETERS, X)
-    with torch.no_grad():
-        func.grad(loss)(PARAMETERS, X)
-    assert recorded == [False, True, False]
-
-
 # Mistakes.
 
 TWO = torch.ones(2)
-WRITTEN = {
-    "a leaf": lambda: func.grad(lambda x: x.mul_(2).sum())(TWO.clone()),
-    "a tensor with a graph": lambda: func.grad(lambda x: x.mul_(2).sum())(TWO.clone().requires_grad_() * 1),
-}
 MISTAKES = {
     "not a scalar": (lambda f: f.grad(lambda x: x)(TWO), r"grad: .* real scalar tensor.* shape \(2,\).*jacrev"),
     "None": (lambda f: f.grad(lambda x: None)(TWO), "grad: .*should return tensors.*returned None"),
@@ -317,10 +286,9 @@ def test_mistakes_raise_what_torch_func_raises_and_say_more(mistake):
         make(func)
 
 
-@pytest.mark.parametrize("case", WRITTEN)
-def test_a_function_that_writes_into_its_argument(case):
-    with pytest.raises(RuntimeError, match="leaf Variable that requires grad|wrote into its argument.*clone"):
-        WRITTEN[case]()
+def test_a_function_that_writes_into_its_argument():
+    with pytest.raises(RuntimeError, match="wrote into its argument.*clone"):
+        func.grad(lambda x: x.mul_(2).sum())(TWO.clone().requires_grad_() * 1)
 
 
 AROUND = {
@@ -358,7 +326,6 @@ def exponential(x):
     return torch.where(x < 50, x.exp(), 0.0).sum()
 
 
-@pytest.mark.parametrize("x", [[1.0, 2.0], [1.0, 100.0]])
 @pytest.mark.parametrize(
     "twice",
     [
@@ -370,11 +337,11 @@ def exponential(x):
 )
 @LOOKED_AT
 @pytest.mark.filterwarnings("ignore:ignoring could not follow")  # the first derivative is recorded
-def test_the_second_derivative_of_a_compiled_function_is_refused(twice, x, fresh_compiler):
-    gradient = ignoring.func.grad(torch.compile(exponential, backend="aot_eager"))
-    for transform in (ignoring.func.grad, ignoring.func.jacrev):
+def test_the_second_derivative_of_a_compiled_function_is_refused(twice, fresh_compiler):
+    gradient = func.grad(torch.compile(exponential, backend="aot_eager"))
+    for x in ([1.0, 2.0], [1.0, 100.0]):
         with pytest.raises(RuntimeError, match="no second derivative; call the function that is not compiled"):
-            transform(lambda x: twice(gradient, x))(torch.tensor(x))
+            func.grad(lambda x: twice(gradient, x))(torch.tensor(x))
 
 
 @LOOKED_AT
@@ -382,6 +349,6 @@ def test_the_gradient_of_a_compiled_function_is_a_factor(fresh_compiler):
     """It is recorded because of a weight, and what is differentiated does not go through it."""
     compiled, weight = torch.compile(exponential, backend="aot_eager"), torch.tensor([2.0, 3.0], requires_grad=True)
     x = torch.tensor([1.0, 2.0])
-    factor = ignoring.func.grad(lambda x: compiled(x * weight))(x)
-    found = ignoring.func.grad(lambda y: (ignoring.func.grad(lambda x: compiled(x * weight))(x) * y).sum())(x)
+    factor = func.grad(lambda x: compiled(x * weight))(x)
+    found = func.grad(lambda y: (func.grad(lambda x: compiled(x * weight))(x) * y).sum())(x)
     assert factor.requires_grad and torch.equal(found, factor) and bool(found.all())

@@ -7,53 +7,39 @@ import torch
 
 from zero_or_nan.ignoring.extras.compiled.merging import Merging
 
-SIZES = [(3, 5), (700, 300)]
-"""Of one piece, and of several."""
 
-
-def results(size, bad):
+def results(bad, size=(3, 5)):
     """A compiled result with some bad elements, and what another run gives."""
     exact = torch.rand(size, generator=torch.Generator().manual_seed(0)) + 1
     exact[1:, ::2] = bad
     return exact, torch.full(size, -7.0)
 
 
-@pytest.mark.parametrize("size", SIZES)
+def assert_same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_finite_elements_stay(size, bad, transposed):
-    exact, followed = results(size, bad)
+def test_finite_elements_stay_and_nan_is_replaced_in_place(bad, transposed):
+    exact, followed = results(bad, size=(700, 300))  # of several pieces
     if transposed:
         exact, followed = exact.t(), followed.t()
-    expected = torch.where(exact.isfinite(), exact, followed)
-    merged = Merging([exact], []).merged(exact, followed)
-    assert torch.equal(merged, expected) and merged.stride() == exact.stride()
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_nan_is_replaced_in_place_and_comes_back(size):
-    exact, followed = results(size, math.nan)
-    before = exact.clone()
+    before, expected = exact.clone(), torch.where(exact.isfinite(), exact, followed)
     merging = Merging([exact, None], [followed])
-    assert merging.merged(exact, followed) is exact and bool(exact.isfinite().all())
+    merged = merging.merged(exact, followed)
+    assert torch.equal(merged, expected) and merged.stride() == exact.stride()
+    assert (merged is exact) is math.isnan(bad)  # NaN can be written back
     merging.undo()
-    torch.testing.assert_close(exact, before, rtol=0, atol=0, equal_nan=True)
+    assert_same(exact, before)
 
 
-@pytest.mark.parametrize(
-    "bad, others",
-    [
-        (math.inf, lambda exact: []),
-        (math.nan, lambda exact: [exact[0]]),  # an argument of the compiled code is returned
-        (math.nan, lambda exact: [exact]),
-    ],
-)
-def test_what_could_not_be_undone_or_is_of_others_is_not_written_over(bad, others):
-    exact, followed = results((3, 5), bad)
+@pytest.mark.parametrize("part", [lambda exact: exact, lambda exact: exact[0]], ids=["the same", "a part"])
+def test_an_argument_that_is_returned_is_not_written_over(part):
+    exact, followed = results(math.nan)
     before = exact.clone()
-    merged = Merging([exact], others(exact)).merged(exact, followed)
-    assert bool(merged.isfinite().all())
-    torch.testing.assert_close(exact, before, rtol=0, atol=0, equal_nan=True)
+    assert bool(Merging([exact], [part(exact)]).merged(exact, followed).isfinite().all())
+    assert_same(exact, before)
 
 
 def test_elements_that_share_memory_are_not_written_over():

@@ -227,17 +227,15 @@ class Compiled(Step):
 
         In a derivative that selects, a zero that nothing else uses is the derivative's own.
         """
-        terms = args[0] if packet in JOINING else args[:2]
+        terms = _terms(packet, args)
         if all(map(_is_cotangent, terms)) or not any(map(_is_cotangent, terms)):
             return
-        plain = [node for node, term in zip(self._terms(packet), terms, strict=True) if not _is_cotangent(term)]
+        plain = [
+            node for node, term in zip(_terms(packet, self._here.args), terms, strict=True) if not _is_cotangent(term)
+        ]
         if packet in JOINING and all(self._region.owns(self._here, node) for node in plain):
             return
         self._undecided()
-
-    def _terms(self, packet: Any) -> Sequence[Any]:
-        terms: Sequence[Any] = self._here.args[0] if packet in JOINING else self._here.args[:2]
-        return terms
 
     def _merged(self, exact: Tensor, result: Any, merging: Merging) -> tuple[Tensor, Mask]:
         """The compiled result where it is finite, elsewhere that of the graph; and the mask."""
@@ -287,6 +285,11 @@ class Compiled(Step):
         if not self._flagged:
             self._flagged = True
             self.owner.failed(NAME, NotFollowed(_AMBIGUOUS), suspected=True)
+
+
+def _terms(packet: Any, args: Any) -> Any:
+    """What an operator joins or adds."""
+    return args[0] if packet in JOINING else args[:2]
 
 
 def _may_write_zeros(operator: Any, args: Any) -> bool:

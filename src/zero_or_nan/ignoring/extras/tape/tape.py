@@ -43,28 +43,27 @@ LEAVING = frozenset(
 )
 """The methods by which numbers leave PyTorch's operators, unseen by a dispatch mode."""
 
-WITH_THE_SHAPE_OF = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in (
-        "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like rand_like randint_like "
-        "randn_like zeros_like"
-    ).split()
+
+def _operators(names: str) -> frozenset[Any]:
+    return frozenset(getattr(torch.ops.aten, name) for name in names.split())
+
+
+WITH_THE_SHAPE_OF = _operators(
+    "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like rand_like randint_like "
+    "randn_like zeros_like"
 )
 """Operators that take nothing but the shape of a tensor: the numbers that they write count."""
 
-REPLACING = frozenset(getattr(torch.ops.aten, name) for name in ("resize_", "resize_as_", "set_"))
+REPLACING = _operators("resize_ resize_as_ set_")
 """Operators that give a tensor other memory."""
 
-ZEROS = frozenset(getattr(torch.ops.aten, name) for name in "new_zeros zeros zeros_like".split())
+ZEROS = _operators("new_zeros zeros zeros_like")
 """Operators that make zeros."""
 
-SUMS = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in (
-        "_to_copy add add_ addbmm addbmm_ addcdiv addcdiv_ addcmul addcmul_ addmm addmm_ addmv addmv_ addr baddbmm "
-        "baddbmm_ bmm cat clone copy_ cumsum div div_ index_add index_add_ mm mul mul_ neg neg_ scatter_add "
-        "scatter_add_ stack sub sub_ sum"
-    ).split()
+SUMS = _operators(
+    "_to_copy add add_ addbmm addbmm_ addcdiv addcdiv_ addcmul addcmul_ addmm addmm_ addmv addmv_ addr baddbmm "
+    "baddbmm_ bmm cat clone copy_ cumsum div div_ index_add index_add_ mm mul mul_ neg neg_ scatter_add "
+    "scatter_add_ stack sub sub_ sum"
 )
 """Linear operators. Zeros that were just made are a sum of nothing for them, and add nothing that counts."""
 
