@@ -102,7 +102,7 @@ remedies: $(BIN)/.ready  ## measure the time of each remedy of the page that com
 setups: $(BIN)/.ready  ## run ignoring in all training setups; write their table to results/measured/
 	$(RUN) setups
 
-colab: $(BIN)/.ready  ## run every notebook as Colab runs it; make test runs a few
+colab: $(BIN)/.ready  ## run every notebook as Colab runs it; make test runs one
 	WHOLE_TESTS=1 $(BIN)/python -m pytest -n 0 tests/installed/test_colab.py
 
 twice: $(BIN)/.ready  ## build the site twice, the second time from nothing, and compare every byte; make test runs a few chapters twice

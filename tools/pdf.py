@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .measure.browser import chromium, executable
-from .project import Problem, Project, write
+from .measure.browser import chromium
+from .project import Project, write
 from .serve import built, served
 
 MARGIN = {"top": "16mm", "bottom": "18mm", "left": "15mm", "right": "15mm"}
@@ -29,8 +29,6 @@ def pdf(project: Project) -> None:
         Problem: if no site is built, or if there is no Chromium.
     """
     site = built(project)
-    if executable() is None:
-        raise Problem("Chromium is not installed, and printing needs it: run `make browser` first")
     pages = [project.path(name) for name in project.names]
     with served(site) as address, chromium() as browser, tempfile.TemporaryDirectory() as folder:
         printed = []

@@ -1,8 +1,7 @@
 """Every notebook as Colab runs it: alone in an empty folder, beside torch, without library and helpers.
 
 The set-up cell is the one that readers run, and does what it does for them: git clones the repository, and nothing is
-installed. Two notebooks are run, and what all others import is imported in one process. `make colab` runs every
-notebook.
+installed. One notebook is run, and what all others import is imported in one process. `make colab` runs every notebook.
 """
 
 import ast
@@ -22,9 +21,7 @@ from nbclient.exceptions import CellExecutionError
 from sample import WHOLE
 
 NOTEBOOKS = [PROJECT.notebook(chapter) for chapter in PROJECT.chapters]
-FEW = {"where-over-exp", "loss-0-grad-norm-nan"}
-"""A case with a figure, and the page that trains with a framework."""
-PLAYED = [path for path in NOTEBOOKS if WHOLE or path.stem in FEW]
+PLAYED = [path for path in NOTEBOOKS if WHOLE or path.stem == "where-over-exp"]
 MIME = "application/vnd.zero-or-nan+json"
 ABOUT_TORCH = "[torch.__version__, torch.__file__, __import__('os').stat(torch.__file__).st_mtime_ns]"
 FILES = "[__import__(name).__file__ for name in ('helpers', 'zero_or_nan')]"
@@ -132,28 +129,24 @@ def test_the_set_up_cell_does_nothing_where_both_are_there(machine, machines, se
     assert list(machine.folder.iterdir()) == []
 
 
-def test_the_set_up_cell_may_run_again_and_after_the_kernel_restarted(machine, setup):
-    again = f"{setup}{setup}print(sys.path.count(str(book / 'src')), {FILES})"
-    assert machine.run(again) == f"1 {cloned(machine)}\n"
-    unreachable(machine)
-    assert machine.run(again) == f"1 {cloned(machine)}\n"
-
-
-@pytest.mark.parametrize("already", ["", "import helpers\n"], ids=["not imported yet", "already imported"])
-def test_helpers_and_a_library_of_the_readers_own_are_not_taken_for_the_books(machine, machines, setup, already):
+def test_helpers_and_a_library_of_the_readers_own_are_not_taken_for_the_books(machine, machines, setup):
     (machine.folder / "helpers.py").write_text("")
     shutil.copytree(machines.clone / "src" / "zero_or_nan", machine.packages / "zero_or_nan")
-    assert machine.run(f"{already}{setup}from helpers import Case\nprint({FILES})") == f"{cloned(machine)}\n"
+    program = f"import helpers\n{setup}from helpers import Case\nprint({FILES})"
+    assert machine.run(program) == f"{cloned(machine)}\n"
 
 
-def test_a_set_up_without_network_is_an_error_that_leaves_nothing_and_works_once_there_is_one(machine, setup):
+def test_a_set_up_without_network_leaves_nothing_and_works_once_there_is_one_and_after_a_restart(machine, setup):
     cell = indent(setup, "    ")
     program = (
         f"import os\nos.environ['GIT_ALLOW_PROTOCOL'] = 'none'\ntry:\n{cell}"
         "except subprocess.CalledProcessError:\n    print(os.listdir())\n"
-        f"os.environ['GIT_ALLOW_PROTOCOL'] = 'file'\n{setup}print({FILES})"
+        f"os.environ['GIT_ALLOW_PROTOCOL'] = 'file'\n{setup}{setup}print({FILES})"
     )
     assert machine.run(program) == f"[]\n{cloned(machine)}\n"
+    unreachable(machine)
+    again = f"{setup}{setup}print(sys.path.count(str(book / 'src')), {FILES})"
+    assert machine.run(again) == f"1 {cloned(machine)}\n"
 
 
 def cloned(machine):

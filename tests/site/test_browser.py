@@ -153,29 +153,11 @@ def test_charts_fill_the_column(seen, view):
         assert len({round(box["y" if view.startswith("wide") else "x"]) for box in boxes}) == 1
 
 
-def test_the_browser_that_is_used_notices_other_hosts_and_errors(visit):
-    visit.open(PAGES[0])
-    visit.page.evaluate("""() => { fetch("https://example.org/").catch(() => 0); console.error("broken"); }""")
-    visit.page.wait_for_timeout(100)
-    assert "broken" in visit.troubles
-    assert any("example.org" in said and "Content Security Policy" in said for said in visit.troubles)
-    visit.page.goto("about:blank")
-    visit.page.evaluate("""() => { fetch("https://example.org/").catch(() => 0); }""")
-    visit.page.wait_for_timeout(100)
-    assert visit.elsewhere == ["https://example.org/"]
-
-
 def test_axe_finds_nothing_where_the_contents_are_open_and_the_code_unfolded(phone):
     phone.open("chapters/where-over-exp.html")
     phone.page.locator("a.menu").click()
     phone.page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
     assert axe(phone, ROOT) == []
-
-
-def test_axe_as_it_is_used_finds_something_where_something_is(visit):
-    visit.open(PAGES[0])
-    visit.page.evaluate("document.querySelector('main').append(new Image())")
-    assert any(found.startswith("image-alt") for found in axe(visit, ROOT))
 
 
 def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(visit):
@@ -291,18 +273,6 @@ def test_a_key_leads_to_the_search_box_and_escape_back_and_can_be_switched_off(v
     assert box.get_attribute("aria-keyshortcuts") is None
 
 
-def test_the_key_is_told_in_the_box_where_there_are_keys_and_room(browser, address, visit):
-    visit.open(PAGES[0])
-    hint, box = visit.page.locator("form.search kbd"), visit.page.locator("header input[name=q]")
-    assert hint.is_visible() and box.get_attribute("aria-keyshortcuts") == "/"
-    box.focus()
-    assert not hint.is_visible()
-    for view in ({"java_script_enabled": False}, {"has_touch": True, "is_mobile": True}, VIEWS["narrow, light"]):
-        with Visit(browser, address, **view) as tab:
-            tab.open(PAGES[0])
-            assert not tab.page.locator("form.search kbd").is_visible(), view
-
-
 def reported(tab: Visit) -> str:
     """What a report has in it, when its reader is about to follow the link."""
     tab.page.locator("a.report").focus()
@@ -365,6 +335,7 @@ def test_without_scripts_the_full_verdict_and_the_executed_samples_stand(browser
             assert all(cell.is_visible() for cell in cells.all() if cell.inner_text())
             assert tab.page.locator(".zn-methods, .zn-try, button.copy, button.theme:visible").count() == 0
             assert tab.page.locator("[data-control] table").is_visible()
+        assert tab.page.locator(".cell.tag_hide-cell:not(.tag_solution)").first.is_visible()
 
 
 @pytest.mark.parametrize("name", ["where-over-exp", "float-round-off"])
@@ -389,7 +360,6 @@ def test_a_control_shows_what_it_computes_from_what_a_reader_chose(visit, name):
     [
         ("where-over-exp", "single(cotangent * result)", "single(cotangent + result)"),
         ("where-over-exp", "const picked = x < 0", "const picked = x <= 0"),
-        ("float-round-off", "-round(inverse * inverse)", "-inverse * inverse"),
         ("float-round-off", "difference:", "distance:"),
     ],
 )
@@ -400,13 +370,6 @@ def test_a_control_that_computes_something_else_is_not_shown(visit, name, right,
     visit.open(f"chapters/{name}.html")
     assert visit.page.locator("[data-control] table").is_visible() and not visit.page.locator(".zn-try").count()
     assert any("does not compute what the executed cells gave" in trouble for trouble in visit.troubles)
-
-
-def test_every_control_on_a_page_is_one_that_the_script_knows(pages):
-    script = (ROOT / "theme" / "static" / "control.js").read_text(encoding="utf-8")
-    names = [tag["data-control"] for soup in pages.values() for tag in soup.select("[data-control]")]
-    assert sorted(names) == ["round-off", "where-over-exp"]
-    assert all(f'"{name}": {{' in script for name in names)
 
 
 def test_a_link_to_a_folded_claim_leads_to_it_unfolded(visit):

@@ -3,7 +3,6 @@
 import pytest
 from scratch import ROOT
 
-from tools.measure.browser import Visit
 from tools.project import Project
 
 PROJECT = Project(ROOT)
@@ -88,13 +87,6 @@ def test_the_checks_of_a_page_are_behind_one_button(visit, facts):
     assert not checks.first.is_visible()
 
 
-def test_without_scripts_the_checks_are_folded_below_their_cells(browser, address):
-    with Visit(browser, address, java_script_enabled=False) as tab:
-        tab.open(CASE)
-        assert tab.page.locator(".cell.tag_hide-cell:not(.tag_solution)").first.is_visible()
-        assert not tab.page.get_by_role("button", name="results checked").is_visible()
-
-
 def test_predict_then_reveal_hides_outputs_until_they_are_asked_for(visit):
     visit.open(f"{CASE}?teach")
     assert not visit.page.locator("#at-a-glance").is_visible()
@@ -154,9 +146,3 @@ def test_the_list_of_sections_marks_the_one_that_is_read(visit):
     visit.page.evaluate("document.getElementById('why').scrollIntoView()")
     visit.page.locator('.sections a[href="#why"][aria-current="true"]').wait_for()
     assert visit.page.locator(".sections a[aria-current]").count() == 1
-
-
-def test_the_helpers_code_is_not_in_at_a_glance(visit):
-    visit.open(CASE)
-    assert visit.page.locator("#at-a-glance .tag_hide-input details").first.is_hidden()
-    assert visit.page.locator("#at-a-glance .zn-claim").first.is_visible()

@@ -109,10 +109,6 @@ def test_what_the_book_does_not_know_gets_no_page(recognise, text):
     assert found["pages"] == [] and not found["opens"]
 
 
-def test_rows_of_a_table_are_no_lines_of_a_notebook(recognise):
-    assert "find-it-in-your-model" in names(recognise("epoch  train_loss  valid_loss\n0      nan         nan"))
-
-
 def test_the_page_of_a_report_of_explain_opens(recognise):
     for remedy in REMEDIES.values():
         page, _, anchor = remedy.section.partition("#")

@@ -290,16 +290,6 @@ def test_the_best_section_of_a_page_is_found(searched, query, section):
     assert f"chapters/{section}" in find(searched, query)["best"][:2]
 
 
-def test_words_that_stand_in_different_rows_are_no_better_than_one_row(searched):
-    # Both are names of rows: no row has both, and a page that has them together would be first.
-    page = {"page": "Both", "heading": "Both", "text": "", "rows": "", "address": "both.html"}
-    searched.evaluate(
-        "async (page) => { window.more = new Book([...(await (await fetch('search.json')).json()), page]); }",
-        {**page, "keywords": "pdist sinc"},
-    )
-    assert find(searched, "pdist sinc", "window.more")["best"][0] == "both.html"
-
-
 def test_a_search_from_any_page_leads_to_the_page_that_it_shows_first(visit):
     visit.open("chapters/references.html")
     box = visit.page.locator("header input[name=q]")

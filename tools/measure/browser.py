@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..project import Problem
+
 MODULES = Path("tests") / "site" / "node_modules"
 """The folder of the checkout into which `make browser` installs axe-core."""
 
@@ -35,7 +37,13 @@ def missing(root: Path) -> str:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Playwright's browser object, while the block runs."""
+    """Playwright's browser object, while the block runs.
+
+    Raises:
+        Problem: if there is no browser.
+    """
+    if executable() is None:
+        raise Problem("Chromium is not installed, and this command needs it: run `make browser` first")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

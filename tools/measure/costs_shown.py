@@ -21,21 +21,23 @@ MODEL = "6 transformer layers"
 
 def shown(content: dict[str, Any]) -> str:
     """A figure of the time that a gradient takes, and tables. Each number is a multiple of plain PyTorch's number."""
-    rows = content["rows"]
-    where, models, weighed = _kinds(rows)
+    rows, compiled = content["rows"], content["compiled"]
+    where = [row for row in rows if row["entries"]]
     states = ["nothing contaminated", "contaminated"]
     caption = (
         "Time of backward, until its graph is freed, as a multiple of plain PyTorch's time "
         f"(torch {content['torch']}, {content['machine']})"
     )
-    tables = [show.table(caption, ["model", *states], _pairs(models, _backward))]
-    compiled = content["compiled"]
+    models = [row for row in rows if not row["entries"]]
+    tables = [show.table(caption, ["model", *states], _pairs(models, lambda row: times(row, "ignoring")))]
     caption = "The same of compiled layers, as a multiple of plain PyTorch's time, compiled in the same way"
-    tables.append(show.table(caption, ["layer, backend", *states], _pairs(compiled, _backward)))
-    chains = [row for row in rows if row.get("nodes")]
-    if chains:
+    tables.append(
+        show.table(caption, ["layer, backend", *states], _pairs(compiled, lambda row: times(row, "ignoring")))
+    )
+    if chains := [row for row in rows if row.get("nodes")]:
         tables.append(_by_nodes(chains))
     for parts, name in ((("backward",), "backward"), (BOTH, "forward and backward")):
+        caption = f"where over exp, {name}: time, as a multiple of plain PyTorch's time"
         cells = [
             [
                 f"{row['entries']:,} {'contaminated' if row['contaminated'] else 'clean'}".replace(",", " "),
@@ -43,29 +45,15 @@ def shown(content: dict[str, Any]) -> str:
             ]
             for row in where
         ]
-        tables.append(
-            show.table(
-                f"where over exp, {name}: time, as a multiple of plain PyTorch's time", ["elements", *_METHODS], cells
-            )
-        )
-    tables.append(
-        show.table(
-            "Peak memory, as a multiple of plain PyTorch's peak memory",
-            ["case", *states],
-            _pairs(weighed + compiled, _memory),
-        )
-    )
+        tables.append(show.table(caption, ["elements", *_METHODS], cells))
+    caption = "Peak memory, as a multiple of plain PyTorch's peak memory"
+    tables.append(show.table(caption, ["case", *states], _pairs([*_weighed(rows), *compiled], _memory)))
     folded = f"<details><summary>All numbers, in {len(tables)} tables</summary>{''.join(tables)}</details>"
     return show.page(f'{in_short(content)}{_curves(where).html()}<div class="zn-prose zn-figures">{folded}</div>')
 
 
-def _kinds(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of `where` over `exp`, the rows of models, and the rows whose memory was measured."""
-    return (
-        [row for row in rows if row["entries"]],
-        [row for row in rows if not row["entries"]],
-        [row for row in rows if "peak" in row],
-    )
+def _weighed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if "peak" in row]
 
 
 _METHODS = ("ignoring", "double where", "masked")
@@ -117,40 +105,30 @@ def _by_state(multiples_of_row: list[float]) -> list[str]:
 
 def in_short(content: dict[str, Any]) -> str:
     """A summary of the tables of costs, in a few sentences."""
-    where, models, weighed = _kinds(content["rows"])
-    quicker = [times(row, "masked", BOTH) / times(row, "ignoring", BOTH) for row in where]
+    rows, compiled = content["rows"], content["compiled"]
+    models = [row for row in rows if not row["entries"]]
+    quicker = [times(row, "masked", BOTH, "ignoring") for row in rows if row["entries"]]
     return (
         f'<div class="zn-prose"><p><strong>If nothing is contaminated, backward takes {_time_of(models, False)}.'
         f"</strong> If something is contaminated, backward takes {_time_of(models, True)}. Peak memory is at most "
-        f"{_most_memory(weighed):.2f} times plain PyTorch's. For <code>where</code> over <code>exp</code>, forward and "
-        f"backward, <code>torch.masked</code> takes {min(quicker):.1f} to {max(quicker):.1f} times as long as "
-        f"<code>ignoring</code>. All this was measured on one machine ({html.escape(content['machine'])}).</p>"
-        f"{_compiled_in_short(content['compiled'])}</div>"
-    )
-
-
-def _compiled_in_short(rows: list[dict[str, Any]]) -> str:
-    """A summary of the table of compiled layers."""
-    return (
+        f"{max(map(_memory, _weighed(rows))):.2f} times plain PyTorch's. For <code>where</code> over <code>exp</code>, "
+        f"forward and backward, <code>torch.masked</code> takes {min(quicker):.1f} to {max(quicker):.1f} times as long "
+        f"as <code>ignoring</code>. All this was measured on one machine ({html.escape(content['machine'])}).</p>"
         "<p>Layers of large models were also compiled, and compared with plain PyTorch compiled in the same way. If "
-        f"nothing is contaminated, backward takes {_time_of(rows, False)}. If something is contaminated, it takes "
-        f"{_time_of(rows, True)}. Peak memory is at most {_most_memory(rows):.2f} times plain PyTorch's.</p>"
+        f"nothing is contaminated, backward takes {_time_of(compiled, False)}. If something is contaminated, it takes "
+        f"{_time_of(compiled, True)}. Peak memory is at most {max(map(_memory, compiled)):.2f} times plain PyTorch's."
+        "</p></div>"
     )
 
 
 def _time_of(rows: list[dict[str, Any]], contaminated: bool) -> str:
     """The time of backward: the median, and the most."""
-    chosen = [row for row in rows if row["contaminated"] is contaminated]
-    found = [times(row, "ignoring") for row in chosen]
-    most = max(chosen, key=lambda row: times(row, "ignoring"))
+    found = {row["case"]: times(row, "ignoring") for row in rows if row["contaminated"] is contaminated}
+    most = max(found, key=lambda case: found[case])
     return (
-        f"{statistics.median(found):.2f} times as long as plain PyTorch's in the median of {len(found)} cases, "
-        f"and at most {max(found):.2f} times ({html.escape(most['case'])})"
+        f"{statistics.median(found.values()):.2f} times as long as plain PyTorch's in the median of {len(found)} "
+        f"cases, and at most {found[most]:.2f} times ({html.escape(most)})"
     )
-
-
-def _most_memory(rows: list[dict[str, Any]]) -> float:
-    return max(float(row["peak"]["ignoring"] / row["peak"]["plain"]) for row in rows)
 
 
 def _curves(rows: list[dict[str, Any]]) -> Any:
@@ -178,7 +156,10 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
         for axes, contaminated in zip(sketch.axes, (False, True), strict=True):
             chosen = [row for row in rows if row["contaminated"] is contaminated]
             for method, (colour, marker, dash) in styles.items():
-                points = [row["entries"] for row in chosen], [_time(row, method) for row in chosen]
+                points = (
+                    [row["entries"] for row in chosen],
+                    [sum(row["seconds"][method][part] for part in BOTH) for row in chosen],
+                )
                 axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=method, markersize=4)
             axes.set_title("contaminated" if contaminated else "nothing contaminated")
             axes.set_xlabel("number of elements")
@@ -189,22 +170,15 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
     return sketch.figure
 
 
-def _time(row: dict[str, Any], method: str) -> float:
-    return sum(float(row["seconds"][method][part]) for part in BOTH)
-
-
 def times(row: dict[str, Any], method: str, parts: tuple[str, ...] = ("backward",), base: str = "plain") -> float:
     """The time of a method in these parts of the work, as a multiple of the time of `base`."""
     seconds = row["seconds"]
     return float(sum(seconds[method][part] for part in parts) / sum(seconds[base][part] for part in parts))
 
 
-def _backward(row: dict[str, Any]) -> str:
-    return f"{times(row, 'ignoring'):.2f}"
-
-
-def _memory(row: dict[str, Any]) -> str:
-    return f"{row['peak']['ignoring'] / row['peak']['plain']:.2f}"
+def _memory(row: dict[str, Any]) -> float:
+    """The peak memory with `ignoring`, as a multiple of plain PyTorch's."""
+    return float(row["peak"]["ignoring"] / row["peak"]["plain"])
 
 
 def watching(content: dict[str, Any]) -> str:
@@ -259,9 +233,9 @@ def _by_nodes(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) -> list[list[str]]:
+def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], float]) -> list[list[str]]:
     """A row for each case, with its figure without and with contamination."""
     cases: dict[str, list[str]] = {}
     for row in rows:
-        cases.setdefault(row["case"], []).append(figure(row))
+        cases.setdefault(row["case"], []).append(f"{figure(row):.2f}")
     return [[html.escape(case), *figures] for case, figures in cases.items()]

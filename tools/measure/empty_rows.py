@@ -18,8 +18,8 @@ from torch import Tensor
 from helpers import show
 from zero_or_nan import ignoring
 
-from ..project import Problem, Project
-from .records import RELEASE, keep, prose
+from ..project import Project
+from .records import RELEASE, gpu, keep, prose
 
 LENGTHS = (64, 100)
 """The numbers of queries and keys."""
@@ -37,13 +37,7 @@ def empty_rows(project: Project) -> None:
     Raises:
         Problem: if there is no GPU that PyTorch can use through CUDA.
     """
-    if not torch.cuda.is_available():
-        raise Problem("this measurement needs a GPU and a PyTorch that was built for CUDA; this machine lacks one")
-    made_with = {
-        "torch": RELEASE,
-        "device": torch.cuda.get_device_name(),
-        "cudnn": torch.backends.cudnn.version(),
-    }
+    made_with = {"torch": RELEASE, "device": gpu(), "cudnn": torch.backends.cudnn.version()}
     keep(project, "empty_rows", {**made_with, "rows": measure("cuda")})
 
 

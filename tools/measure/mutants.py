@@ -1,55 +1,37 @@
 """Whether the tests notice a fault in the code: one place is mutated at a time, and the tests that run it must fail.
 
-`cosmic-ray` makes the mutations. Its own command is not used, because it runs all tests for each of them. `noticed`
-asks the same question about the pages of the book, whose cells `mutations` changes.
+`cosmic-ray` makes the mutations, and runs the tests on each. It would run all tests, so this file chooses those that
+run the mutated line. One run of all fast tests under coverage says which these are.
 """
 
 from __future__ import annotations
 
 import ast
-import difflib
+import os
 import random
+import shlex
+import subprocess
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+from xml.etree import ElementTree
 
 from cosmic_ray.ast import ast_nodes, get_ast
-from cosmic_ray.mutating import mutate_code
-from cosmic_ray.operators.operator import Operator
-from cosmic_ray.operators.provider import OperatorProvider
+from cosmic_ray.mutating import mutate_and_test, mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+from cosmic_ray.work_item import MutationSpec, TestOutcome
+from coverage import CoverageData
+from coverage.parser import PythonParser
 
 from ..project import Problem, Project, named
 from ..steps.git import git
-from .covering import Covering
 from .records import keep, made_with
 
 FOLDERS = ("src/zero_or_nan", "src/helpers", "tools")
 KILLED, SURVIVED, TIMED_OUT, NOT_COVERED = OUTCOMES = ("killed", "survived", "timed out", "not covered")
-_KINDS = OperatorProvider()
-_OPERATORS = [_KINDS[name]() for name in _KINDS if not _KINDS[name].arguments()]
-
-
-@dataclass
-class Mutant:
-    """One change of one file."""
-
-    file: str
-    line: int
-    before: str
-    after: str
-
-    @property
-    def diff(self) -> str:
-        before, after = self.before.splitlines(), self.after.splitlines()
-        return "\n".join(difflib.unified_diff(before, after, self.file, self.file, n=2, lineterm=""))
-
-    @property
-    def change(self) -> list[str]:
-        """The lines that were removed and added, each after its sign."""
-        return [line for line in self.diff.splitlines()[2:] if line[0] in "+-" and line[1:].strip()]
+START, SLOWER = 60, 3
+"""The time limit of a run: the seconds in which pytest starts, and how many times their usual time the tests get."""
 
 
 def mutants(project: Project, *names: str, count: int = 40, seed: int | None = None) -> None:
@@ -60,75 +42,61 @@ def mutants(project: Project, *names: str, count: int = 40, seed: int | None = N
     Args:
         project: the checkout.
         names: files and folders, such as `src/zero_or_nan/masks`; all code by default.
-        count: how many mutants to draw. No two are on the same line.
+        count: how many mutants to draw.
         seed: the number that an earlier run printed, to draw its mutants again.
 
     Raises:
         Problem: if there is no such file or folder, or if git or the tests can't run.
     """
-    commit = git(project, "rev-parse", "HEAD")
-    if not commit:
+    listed = git(project, "ls-tree", "-r", "--name-only", "HEAD", "--", *FOLDERS)
+    if not listed:
         raise Problem("git finds no commit here, and mutants are made of the last commit: commit your files first")
-    listed = git(project, "ls-tree", "-r", "--name-only", "HEAD", "--", *FOLDERS) or ""
     code = [name for name in listed.splitlines() if name.endswith(".py")]
     folders = {folder.as_posix(): None for name in code for folder in Path(name).parents if folder.name}
     chosen = named([name.rstrip("/") for name in names], [*folders, *code], "file or folder of code") or FOLDERS
-    if git(project, "status", "--porcelain", "--", *FOLDERS, "tests"):
-        print("changes that are not committed are left out", flush=True)
     seed = seed or random.randrange(1, 10**6)
-    print(f"the seed of this run is {seed}", flush=True)
+    print(f"the seed of this run is {seed}; changes that are not committed are left out", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        covering = Covering(project, commit, Path(folder) / "copy")
-        files = [name for name in code if any(f"{name}/".startswith(f"{part}/") for part in chosen)]
-        found = []
-        for number, mutant in enumerate(islice(drawn(covering.copy, files, random.Random(seed)), count), 1):
-            tests = covering.tests(mutant.file, mutant.line)
-            found.append((outcome := _outcome(covering, mutant, tests), mutant))
-            print(f"{number:>3} of {count}  {outcome}: {mutant.file}:{mutant.line}, {len(tests)} tests", flush=True)
-    survivors = [mutant for outcome, mutant in found if outcome == SURVIVED]
-    counts = Counter(outcome for outcome, _ in found)
-    print(*(mutant.diff for mutant in survivors), sep="\n")
+        copy = Path(folder) / "copy"
+        if git(project, "clone", "--quiet", "--shared", str(project.root), str(copy)) is None:
+            raise Problem(f"git can't clone {project.root} to {copy}: free some space there, or check the permissions")
+        covering = Covering(copy)
+        files = [copy / name for name in code if any(f"{name}/".startswith(f"{part}/") for part in chosen)]
+        sizes, chance = [path.stat().st_size for path in files], random.Random(seed)
+        counts, survivors = Counter[str](), []
+        for number in range(1, count + 1):
+            path, spec = None, None
+            while path is None or spec is None:
+                (path,) = chance.choices(files, sizes)
+                spec = drawn(path, chance)
+            file, line = path.relative_to(copy).as_posix(), spec.start_pos[0]
+            tests = covering.tests(path, line)
+            outcome, diff = covering.outcome(spec, tests)
+            counts[outcome] += 1
+            print(f"{number:>3} of {count}  {outcome}: {file}:{line}, {len(tests)} tests", flush=True)
+            if outcome == SURVIVED:
+                print(diff)
+                change = [text for text in diff.splitlines() if text[:1] in "+-" and text[:3] not in ("+++", "---")]
+                survivors.append({"file": file, "line": line, "change": change})
     print(", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES), flush=True)
-    rows = [{"file": each.file, "line": each.line, "change": each.change} for each in survivors]
-    of = {"made_with": made_with(), "commit": commit, "seed": seed, "of": list(chosen), "count": len(found)}
-    keep(project, "mutants", {**of, **{each.replace(" ", "_"): counts[each] for each in OUTCOMES}, "survivors": rows})
+    commit = git(project, "rev-parse", "HEAD")
+    of = {"made_with": made_with(), "commit": commit, "seed": seed, "of": list(chosen), "count": count}
+    found = {outcome.replace(" ", "_"): counts[outcome] for outcome in OUTCOMES}
+    keep(project, "mutants", {**of, **found, "survivors": survivors})
 
 
-def _outcome(covering: Covering, mutant: Mutant, tests: Sequence[str]) -> str:
-    """What happens to a mutant when these tests run."""
-    if not tests:
-        return NOT_COVERED
-    path = covering.copy / mutant.file
-    path.write_text(mutant.after, encoding="utf-8")
-    try:
-        passed = covering.passes(tests)
-        return TIMED_OUT if passed is None else SURVIVED if passed else KILLED
-    finally:
-        path.write_text(mutant.before, encoding="utf-8")
-
-
-def drawn(root: Path, files: Sequence[str], chance: random.Random) -> Iterator[Mutant]:
-    """Mutants of lines that are drawn by chance, one for each line that has any."""
-    text = {file: (root / file).read_text(encoding="utf-8") for file in files}
-    lines = [(file, number + 1) for file in files for number in range(text[file].count("\n"))]
-    for file, line in chance.sample(lines, len(lines)):
-        changed = list(_changed(text[file], line))
-        chance.shuffle(changed)
-        for operator, occurrence in changed:
-            after = mutate_code(text[file], operator, occurrence)
-            if meaning(after) not in (None, meaning(text[file])):
-                yield Mutant(file, line, text[file], after)
-                break
-
-
-def _changed(code: str, line: int) -> Iterator[tuple[Operator, int]]:
-    """Each operator of `cosmic-ray` that applies at a line, and the number of the place in the order of the file."""
-    nodes = list(ast_nodes(get_ast(code)))
-    here = [node for node in nodes if node.start_pos[0] <= line <= node.end_pos[0]]
-    for operator in _OPERATORS:
-        if any(at == line for node in here for (at, _), _ in operator.mutation_positions(node)):
-            places = [at for node in nodes for (at, _), _ in operator.mutation_positions(node)]
-            yield from ((operator, i) for i, at in enumerate(places) if at == line)
+def drawn(path: Path, chance: random.Random) -> MutationSpec | None:
+    """A mutation of a file that is drawn by chance; None if no mutation changes what Python runs."""
+    text = path.read_text(encoding="utf-8")
+    nodes, found = list(ast_nodes(get_ast(text))), []
+    for name in operator_names():
+        if not (kind := get_operator(name)).arguments():
+            places = (place for node in nodes for place in kind().mutation_positions(node))
+            found += [(name, occurrence, *place) for occurrence, place in enumerate(places)]
+    for name, occurrence, start, end in chance.sample(found, len(found)):
+        if meaning(mutate_code(text, get_operator(name)(), occurrence)) not in (None, meaning(text)):
+            return MutationSpec(path, name, occurrence, start, end)
+    return None
 
 
 def meaning(code: str) -> str | None:
@@ -147,3 +115,67 @@ def meaning(code: str) -> str | None:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             node.test, node.body = ast.Constant(None), []
     return ast.dump(tree)
+
+
+class Covering:
+    """The fast tests that pass in a copy of the checkout, and the lines that each of them runs.
+
+    Args:
+        copy: the top folder of the copy.
+
+    Raises:
+        Problem: if the tests can't run.
+    """
+
+    def __init__(self, copy: Path) -> None:
+        self._copy, found = copy, copy / "_build" / "coverage"
+        print("running the fast tests once, to find out which lines each of them runs", flush=True)
+        # A test has code in a file whose name is not UTF-8, and of such a file pytest can show only a native traceback.
+        measured = "--cov --cov-context=test --cov-report= --tb=native -o junit_family=xunit1"
+        command = self._command(f"{measured} --junitxml={shlex.quote(str(found / 'tests.xml'))}")
+        # Without files of bytecode: two versions of a file may have the same length and the same second of writing.
+        done = subprocess.run(shlex.split(command), env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+        if done.returncode not in (0, 1):
+            raise Problem("the tests can't run, and the output of pytest above says why: make test-fast must pass")
+        self._data = CoverageData(str(found / "data"))
+        self._data.read()
+        self._seconds: dict[str, float] = {}
+        for case in ElementTree.parse(found / "tests.xml").iter("testcase"):
+            name = f"{case.get('file')}::{case.get('name')}"
+            if case.find("failure") is case.find("error") is None:
+                self._seconds[name] = float(case.get("time", 0))
+            else:
+                print(f"this test is left out, because it fails without a mutation: {name}", flush=True)
+
+    def tests(self, path: Path, line: int) -> list[str]:
+        """The passing tests that run a line, the fastest first.
+
+        What runs when a file is imported, as a table that other files read, may matter to every test. Then the tests
+        that run anything of the file come first.
+        """
+        runs = self._data.contexts_by_lineno(path.relative_to(self._copy).as_posix())
+        parser = PythonParser(text=path.read_text(encoding="utf-8"))
+        parser.parse_source()
+        of_line = runs.get(line) or runs.get(parser.first_line(line), [])
+        of_file = {each.rpartition("|")[0] for each in (sum(runs.values(), []) if "" in of_line else of_line)}
+        tests = self._seconds if "" in of_line else self._seconds.keys() & of_file
+        return sorted(tests, key=lambda test: (test not in of_file, self._seconds[test]))
+
+    def outcome(self, spec: MutationSpec, tests: list[str]) -> tuple[str, str]:
+        """What these tests say of a mutation, and its diff."""
+        if not tests:
+            return NOT_COVERED, ""
+        # A change of the code may change the cases of a test, so all cases of the functions run.
+        chosen = self._copy.with_name("tests.txt")
+        chosen.write_text("\n".join({test.partition("[")[0]: None for test in tests}), encoding="utf-8")
+        seconds = START + SLOWER * sum(self._seconds[test] for test in tests)
+        found = mutate_and_test([spec], self._command(f"-x @{shlex.quote(str(chosen))}"), seconds)
+        if found.test_outcome is TestOutcome.KILLED:
+            return (TIMED_OUT if found.output == "timeout" else KILLED), found.diff
+        return SURVIVED, found.diff
+
+    def _command(self, options: str) -> str:
+        """A command that runs fast tests in the copy, with the code of the copy."""
+        paths = os.pathsep.join([str(self._copy / "src"), str(self._copy), os.environ.get("PYTHONPATH", "")])
+        pytest = f"{sys.executable} -m pytest -p no:cacheprovider -m 'not slow' --rootdir=. {options}"
+        return f"env -C {shlex.quote(str(self._copy))} PYTHONPATH={shlex.quote(paths)} {pytest}"

@@ -14,8 +14,8 @@ from helpers import show
 from zero_or_nan import ignoring
 from zero_or_nan.selfcheck.checking import ask_all
 
-from ..project import Problem, Project
-from .records import RELEASE, keep, prose
+from ..project import Project
+from .records import RELEASE, gpu, keep, prose
 
 ROUNDS = 12
 """How often each step is timed. The shortest time counts."""
@@ -27,12 +27,10 @@ def on_gpu(project: Project) -> None:
     Raises:
         Problem: if there is no GPU that PyTorch can use through CUDA.
     """
-    if not torch.cuda.is_available():
-        raise Problem("this measurement needs a GPU and a PyTorch that was built for CUDA; this machine lacks one")
+    made_with = {"torch": RELEASE, "device": gpu()}
     costs = [{"model": name, **costs_of(*make())} for name, make in MODELS.items()]
     rows, _ = ask_all(torch.device("cuda"), lambda row: None)  # last, because it changes settings of the process
     words = [{"name": row.name, "plain": row.plain, "ignoring": row.ignoring} for row in rows]
-    made_with = {"torch": RELEASE, "device": torch.cuda.get_device_name()}
     keep(project, "on_gpu", {**made_with, "selfcheck": words, "costs": costs})
 
 

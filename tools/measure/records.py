@@ -17,7 +17,7 @@ from helpers import show
 from helpers.recorded import spans, unfolded
 from helpers.releases import number
 
-from ..project import Project, read_record, write_record
+from ..project import Problem, Project, read_record, write_record
 from ..steps.record import folded
 
 RELEASE = torch.__version__.partition("+")[0]
@@ -26,6 +26,17 @@ RELEASE = torch.__version__.partition("+")[0]
 def made_with() -> dict[str, str]:
     """What a measurement ran on, for records of times and errors."""
     return {"torch": RELEASE, "python": platform.python_version(), "device": "cpu"}
+
+
+def gpu() -> str:
+    """The name of this machine's GPU.
+
+    Raises:
+        Problem: if there is no GPU that PyTorch can use through CUDA.
+    """
+    if not torch.cuda.is_available():
+        raise Problem("this measurement needs a GPU and a PyTorch that was built for CUDA; this machine lacks one")
+    return torch.cuda.get_device_name()
 
 
 def place(project: Project, name: str) -> Path:

@@ -12,7 +12,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from ..project import Problem, read_record
+from ..project import Problem, Project, read_record
 from . import checkout
 
 DRAWN = {
@@ -26,7 +26,7 @@ DRAWN = {
     "costs-in-short": ("costs", "measure.costs_shown", "in_short"),
     "functions": ("costs", "measure.costs_shown", "by_function"),
     "watching": ("costs", "measure.costs_shown", "watching"),
-    "decisions": ("setups", "measure.decisions", "shown"),
+    "decisions": ("setups", "measure.setups", "decided"),
     "empty-rows": ("empty_rows", "measure.empty_rows", "shown"),
     "on-gpu": ("on_gpu", "measure.on_gpu", "shown"),
     "peers": ("peers", "versions.peers", "shown"),
@@ -42,16 +42,23 @@ class Measured(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Read the record, and draw it."""
-        record, module, function = DRAWN[self.name.removeprefix("measured-")]
-        path = checkout(self.env.app).results / "measured" / f"{record}.json"
-        if not path.is_file():
-            raise self.error(f"{path} is missing: run `make {record}`")
         try:
-            content = read_record(path)
+            text = drawn(checkout(self.env.app), self.name.removeprefix("measured-"))
         except Problem as problem:
             raise self.error(str(problem)) from problem
-        draw = getattr(import_module(f"tools.{module}"), function)  # imported here, because few pages show a record
-        return [nodes.raw("", draw(content), format="html")]
+        return [nodes.raw("", text, format="html")]
+
+
+def drawn(project: Project, name: str) -> str:
+    """The figure or table of a record, as HTML.
+
+    Raises:
+        Problem: if the record is missing, or can't be read.
+    """
+    record, module, function = DRAWN[name]
+    content = read_record(project.results / "measured" / f"{record}.json")
+    draw = getattr(import_module(f"tools.{module}"), function)  # imported here, because few pages show a record
+    return str(draw(content))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

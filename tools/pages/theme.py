@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import platform
 import re
 from collections.abc import Iterator
+from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -20,12 +23,11 @@ from sphinx.config import Config
 
 from ..project import Project, write
 from ..steps.collect import checked, statements
+from ..steps.git import Repository, origin
 from ..steps.made import digest
-from ..steps.origin import Repository, origin
 from ..steps.pair import with_outputs
 from . import checkout
 from .cards import card
-from .feedback import edit, report, versions
 
 NAME = "zero_or_nan"
 
@@ -220,6 +222,27 @@ def _feedback(app: Sphinx, project: Project, name: str, heading: str) -> dict[st
     return {"edit": edit(project, name), "report": report(project, name, heading, Repository(*at) if at else None)}
 
 
+def edit(project: Project, name: str) -> str:
+    """The address that opens the source of a page in the repository's editor."""
+    return f"{project.repository}/edit/{project.branch}/{name}.md"
+
+
+def report(project: Project, name: str, heading: str, made: Repository | None) -> str:
+    """The address of a new issue that already contains the page and the versions that it was built with.
+
+    If the reader's address names a place on the page, site.js adds this place after the line with the page's address.
+    """
+    commit = f", commit {made.commit}{' with changes since' * made.changed}" if made else ""
+    made_of = f"{project.address(name)}\nBuilt with {versions()}{commit}\n"
+    body = f"What is wrong, and what should the page say instead?\n\n\n\n---\n{made_of}"
+    return f"{project.repository}/issues/new?{urlencode({'title': f'{heading}: ', 'body': body})}"
+
+
+def versions() -> str:
+    """The versions that the pages are built with."""
+    return f"torch {packages.version('torch')}, Python {platform.python_version()}"
+
+
 def _facts(project: Project, name: str) -> Iterator[dict[str, Any]]:
     """The statements of an executed page: its thread, its claims and its verdicts."""
     if project.root / f"{name}.md" in project.chapters:
@@ -264,13 +287,26 @@ def _settings(app: Sphinx, config: Config) -> None:
 
 
 def _assets(app: Sphinx, failure: Exception | None) -> None:
-    """Write one style sheet from the styles of the theme and of the outputs."""
+    """Write one style sheet from the styles of the theme and of the outputs, and the files that no page shows."""
     if failure is None and app.builder.name == "html":
         project = checkout(app)
         parts = (project.root / "theme" / "static" / "site.css", project.helpers / "style.css")
         css = "\n".join(path.read_text(encoding="utf-8") for path in parts)
         write(Path(app.outdir) / "_static" / "site.css", _smaller(css))
+        write(Path(app.outdir) / "sitemap.xml", sitemap(project))
         _back_door(app, project)
+
+
+def sitemap(project: Project) -> str:
+    """The addresses of all pages for search engines, in the order of the table of contents.
+
+    sphinx-sitemap is not used: it lists only the pages that a build writes again, and the first page by its redirect.
+    """
+    entries = "".join(f"<url><loc>{html.escape(project.address(name))}</loc></url>\n" for name in project.names)
+    return (
+        '<?xml version="1.0" encoding="utf-8"?>\n'
+        f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n{entries}</urlset>\n'
+    )
 
 
 def _smaller(css: str) -> str:

@@ -11,11 +11,10 @@ from pathlib import Path
 from ..disk import check_room, complaint
 from ..project import Problem, Project
 from .claimed import Claimed
-from .collect import checked, collect, failed
+from .collect import ChapterRun, checked, collect, failed
 from .execute import execute
 from .outputs import Recorded, environment, record_outputs
 from .pair import pair
-from .ran import ChapterRun
 from .record import check_records, record
 from .render import Renderer, RenderFailed
 from .shape import lacking

@@ -11,9 +11,8 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from ..project import Project, read_record
-from .collect import checked, statements
+from .collect import ChapterRun, checked, statements
 from .outputs import alike, environment
-from .ran import ChapterRun
 from .record import identity, named, outcome, written
 
 _STATED = ("expected", "tolerance", "history")

@@ -1,17 +1,41 @@
-"""Step 3: read the claims and verdicts out of executed notebooks."""
+"""The result of running a chapter. Step 3: read the claims and verdicts out of executed notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-from .ran import ChapterRun, Notebook
 
 # The same text as helpers.show.MIME. Importing that module here would import PyTorch into every build, for one
 # constant.
 MIME = "application/vnd.zero-or-nan+json"
 STATEMENTS = ("claim", "verdict")
 """The types of facts that can fail."""
+
+
+Notebook = Mapping[str, Any]
+"""A notebook in the form of its file: a mapping with a list of `cells`."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A cell that failed unexpectedly: it raised, hung, or killed its kernel."""
+
+    cell: int
+    line: str
+    what: str
+
+
+@dataclass(frozen=True)
+class ChapterRun:
+    """A chapter with its outputs, how many seconds the run took, and whether the outputs came from the cache."""
+
+    chapter: Path
+    notebook: Notebook
+    seconds: float
+    cached: bool
+    troubles: tuple[Trouble, ...] = ()
 
 
 def statements(notebook: Notebook, page: str) -> Iterator[dict[str, Any]]:

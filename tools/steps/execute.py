@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..project import Project, write
-from .collect import is_good
+from .collect import ChapterRun, Notebook, is_good
 from .environment import fingerprint
 from .made import READER, Made, digest
-from .ran import ChapterRun, Notebook
 
 
 def execute(

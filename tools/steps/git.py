@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from ..project import Project
+
+_SOURCES = ("_config.yml", "_toc.yml", "chapters", "results", "src", "theme", "tools")
+"""The files and folders that pages are made from. A change to any other file does not change a page."""
+
+
+class Repository(NamedTuple):
+    """A commit, and whether any file that pages are made from was changed since."""
+
+    commit: str
+    changed: bool
 
 
 def git(project: Project, *arguments: str) -> str | None:
@@ -28,3 +39,11 @@ def holds(project: Project, path: Path) -> bool:
     content = git(project, "hash-object", "--", name)
     kept = [git(project, *command, "--", name) for command in (("ls-files", "--stage"), ("ls-tree", "HEAD"))]
     return content in " ".join(filter(None, kept)).split()
+
+
+def origin(project: Project) -> Repository | None:
+    """The commit of the checkout; None if git is missing, or the folder is not the top of a checkout."""
+    top, commit = git(project, "rev-parse", "--show-toplevel"), git(project, "rev-parse", "--verify", "HEAD")
+    if top is None or commit is None or not project.root.samefile(top):
+        return None
+    return Repository(commit, bool(git(project, "status", "--porcelain", "--", *_SOURCES)))

@@ -32,8 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from ..project import Problem, Project, read_record, write_record
-from .collect import MIME, STATEMENTS
-from .ran import ChapterRun, Notebook
+from .collect import MIME, STATEMENTS, ChapterRun, Notebook
 
 _CELL_NUMBER = re.compile(r"Cell In\[\d+\]")
 _BUILD = re.compile(r"(?<=\d)\+(?:cpu|cu\d+)\b")

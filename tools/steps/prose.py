@@ -16,16 +16,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from html import unescape
-from importlib import import_module
 from pathlib import Path
 
 from markdown_it import MarkdownIt
 from mdit_py_plugins.deflist import deflist_plugin
 
-from ..project import Project, page_text, read_record
+from ..project import Project, page_text
 from ..versions.matrix import RELEASES
-from .collect import MIME
-from .ran import Notebook
+from .collect import MIME, Notebook
 
 COUNTED = 13
 """The first whole number that needs a source."""
@@ -112,12 +110,9 @@ def _shown(notebook: Notebook) -> Iterator[str]:
 
 def _drawn(project: Project, name: str) -> str:
     """The text of a figure or table of a record, as a page shows it."""
-    from ..pages.measured import DRAWN
+    from ..pages.measured import drawn
 
-    record, module, function = DRAWN[name]
-    draw = getattr(import_module(f"tools.{module}"), function)
-    content = read_record(project.results / "measured" / f"{record}.json")
-    return unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", draw(content), flags=re.DOTALL))
+    return unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", drawn(project, name), flags=re.DOTALL))
 
 
 def _missing(prose: list[tuple[int, str]], here: set[float], anywhere: set[float]) -> list[str]:

@@ -21,9 +21,8 @@ from nbformat import NotebookNode, from_dict
 
 from ..project import Project
 from . import session
-from .collect import is_good
+from .collect import ChapterRun, Notebook, Trouble, is_good
 from .environment import cache_folder, forget_old_caches
-from .ran import ChapterRun, Notebook, Trouble
 from .read import read
 from .warm import Warmth
 

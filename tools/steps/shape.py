@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .collect import statements
-from .ran import Notebook
+from .collect import Notebook, statements
 
 FIX = "At a glance"
 """The section that every case page has. Its first cell is the fix: readers see the code, and what it prints."""

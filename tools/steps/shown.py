@@ -15,8 +15,8 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from ..project import Project
 from .addresses import lost_addresses
+from .collect import ChapterRun
 from .outputs import visible
-from .ran import ChapterRun
 
 _AREA = '<div class="cell_output docutils container">'
 """How MyST-NB begins what a cell shows."""

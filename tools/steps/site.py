@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..project import Project
+from .git import origin
 from .made import Made, digest
-from .origin import origin
 
 COVERED = "all files of _build/html but .buildinfo"
 """What the site's digest covers. Sphinx writes its settings to `.buildinfo`, and no page shows them."""

@@ -12,10 +12,6 @@ from scratch import wait_for
 from tools.measure.apart import apart
 
 
-def test_what_the_work_gives_comes_back():
-    assert apart(lambda: {"process": os.getpid()}, 30)["process"] != os.getpid()
-
-
 def test_why_it_came_to_no_end_is_told():
     assert apart(lambda: time.sleep(60), 0.2) == "no end in 0.2 s"
     assert apart(lambda: os.kill(os.getpid(), signal.SIGKILL), 30) == "the process died: SIGKILL"

@@ -57,12 +57,6 @@ def test_all_methods_begin_alike_and_ignoring_is_select_first(birds, missing):
     assert all(torch.allclose(outputs[0], output, atol=1e-6) for output in outputs)
 
 
-def test_a_row_of_the_record(birds):
-    row = penguins.row(birds, "targets", 0.2, "drop rows", seeds=2, steps=3)
-    assert len(row["errors"]) == 2 and all(math.isfinite(error) for error in row["errors"])
-    assert penguins.row(birds, "targets", 0.0, "plain PyTorch", seeds=1, steps=2)["errors"] == [None]
-
-
 def test_what_the_page_says_of_the_record(record):
     """Sentences of the page, in its order."""
 

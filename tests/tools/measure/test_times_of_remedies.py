@@ -36,14 +36,6 @@ def test_each_run_of_a_program_has_a_leaf_of_its_own():
         remedies._once(compile("1 / 0", "wrong", "exec"), {"x": x})
 
 
-def test_a_hook_on_a_module_is_compared_with_the_module():
-    seconds = {"vanilla": 1.0, remedies.MODULE: 2.0, "module hook": 3.0, "scrub": 1.5}
-    content = {"rows": [{"case": "one", "elements": 2, "seconds": seconds}]}
-    assert remedy_times(content, "module hook", 2) == [1.5]
-    assert remedy_times(content, "scrub", 2) == [1.5]
-    assert remedy_times(content, "epsilon", 2) == []
-
-
 def test_what_the_page_says_of_the_record(record):
     """Sentences of the page, in its order."""
     few, many = remedies.ROUNDS

@@ -148,6 +148,8 @@ def test_fixed_lists_contaminated_operators_and_counts_all():
     ]
     html = fixed.shown(swept(*rows, overflow="It is <too> large."))
     assert "3 of 4 contaminated samples fixed (75.0%), 0 broken; 3 operators" in html
+    assert fixed._share(9999, 10_000) == "99.9%"  # never rounded up to all
+    assert "Why 1 samples are not fixed" in html and "It is &lt;too&gt; large." in html
     assert "3 samples of the database were left out, because they are too large." in html
     found = cells(html)
     assert "neg" not in found
@@ -155,23 +157,6 @@ def test_fixed_lists_contaminated_operators_and_counts_all():
     assert found[found.index("all operators") :][:5] == ["all operators", "12", "4", "3", "0"]
     folded = cells(html[html.index("<details>") :])
     assert folded[-5:] == ["logplain PyTorch crashes on 1", "2", "2", "2", "0"]
-
-
-def test_the_causes_are_counted_and_what_none_explains_is_said_to_be_so():
-    rows = [row("exp", 4, 4, 1, not_fixed={"overflow": 1, "unexplained": 2})]
-    rows += [row("mm", 4, 3, 1, not_fixed={"overflow": 2})]
-    html = fixed.shown(swept(*rows, overflow="It is <too> large.", other="No."))
-    found = cells(html[html.index("<caption>Why 5 samples") :])
-    assert found[:9] == [
-        "cause", "samples", "what happens", "overflow", "3", "It is &lt;too&gt; large.",
-        "unexplained", "2", "Not known yet.",
-    ]  # fmt: skip
-    assert "No." not in html
-
-
-def test_a_share_is_never_rounded_up_to_all():
-    rows = [row("exp", 9999, 9999, 9998, not_fixed={"overflow": 1})]
-    assert "(99.9%)" in fixed.shown(swept(*rows))
 
 
 @pytest.mark.parametrize(
@@ -223,9 +208,3 @@ def test_a_difference_between_methods_is_that_of_the_same_seeds():
     assert found[found.index("ignoring") :][:3] == ["ignoring", "0.600 ± 0.113", "−0.100 ± 0.006"]
     assert "<strong>−0.100 ± 0.006</strong>" in text
     assert found[found.index("drop rows") :][:3] == ["drop rows", "0.700 ± 0.115", "–"]
-
-
-def test_compiled_models_have_a_table_of_their_own():
-    short, tables = costs_shown.shown(COSTS).split("<details>")
-    assert tables.count("a &lt;layer&gt;, inductor") == 2 and "1.25" in tables and "1.50" in tables
-    assert short.count("at most 1.25 times (a &lt;layer&gt;, inductor)") == 2 and "at most 1.50 times plain" in short

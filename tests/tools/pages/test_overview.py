@@ -45,12 +45,6 @@ def test_a_verdict_is_a_row_and_its_methods_are_columns():
     assert table(broken)[0].startswith("3 of 4 ") and table([])[0].startswith("0 of 0 ")
 
 
-def test_a_row_counts_the_claims_of_its_own_page():
-    elsewhere = [{**fact, "page": "another"} for fact in facts() if fact["type"] == "claim"]
-    _, (_, row) = table([*facts(), *elsewhere])
-    assert "3 claims on the page" in row[0]
-
-
 def test_a_method_that_a_page_does_not_judge_is_called_so():
     found = facts()
     del found[-1]["observed"]["double where"]

@@ -81,12 +81,6 @@ def test_a_change_begins_a_cell_that_stands_out_and_leads_to_the_claim(tmp_path)
     assert "a release changed 1 of these claims" in caption
 
 
-def test_a_verdict_that_changes_begins_a_cell_without_any_claim_that_did(tmp_path):
-    put(tmp_path, "2.13.0", claim(entries("1")), verdict(vanilla="wrong"))
-    put(tmp_path, "2.14.0", claim(entries("1")), verdict(vanilla="right"))
-    assert [cell[:2] for cell in rows(releases(tmp_path, link))["vanilla"]] == [(1, "≠ wrong"), (1, "✓ right")]
-
-
 def test_a_claim_that_does_not_hold_is_told_before_any_word(tmp_path):
     put(tmp_path, "2.13.0", claim(entries("1"), holds=False), verdict(vanilla="right"))
     assert rows(releases(tmp_path, link))["vanilla"][0][1] == "✗ does not hold"
@@ -111,12 +105,6 @@ def test_each_device_is_columns_of_its_own_and_its_first_is_no_change(tmp_path):
     assert [cell[:3] for cell in rows(text)["vanilla"]] == [(1, "✓ as claimed", {"zn-short"})] * 2
     heads = [head.get_text() for head in BeautifulSoup(text, "html.parser").select('th[scope="colgroup"]')]
     assert heads == ["PyTorch, CPU", "PyTorch, CUDA"]
-
-
-def test_a_page_that_is_no_more_is_not_led_to(tmp_path):
-    put(tmp_path, "2.13.0", claim(entries("1")))
-    put(tmp_path, "2.14.0", claim(entries("2")))
-    assert "<a " not in releases(tmp_path, lambda page: "") and "Δ1" in releases(tmp_path, lambda page: "")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from docutils import nodes
 
-from tools.pages.search import Drawn, Words, records
+from tools.pages.search import records
 
 
 def cell(tags, source, html=""):
@@ -94,16 +94,3 @@ def test_a_fallback_is_found_by_its_heading_and_says_so():
     *_, row = found(cell(["hide-input"], "node_names()", f"<table>{row}</table>"))
     address = "page.html#node-A"
     assert row == {"address": address, "page": "Page", "heading": "ABackward0", "text": "a", "fallback": True}
-
-
-def test_an_end_that_nothing_began_and_a_beginning_without_end_do_no_harm():
-    drawn = Drawn()
-    for html in ("</p><p>a<table><caption>one", "<caption>two</caption></table>"):
-        drawn.read(nodes.raw("", html, format="html"), output=True)
-    assert "".join(drawn.words).split() == ["one", "two"]
-
-
-def test_comments_are_not_searched():
-    words = Words()
-    words.read(nodes.container("", nodes.comment("", "secret"), nodes.paragraph("", "seen")), Drawn())
-    assert "".join(words.found).split() == ["seen"]

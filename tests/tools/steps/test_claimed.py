@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from scratch import Book, edit
 
 from helpers import Case
 from tools.steps.claimed import Claimed
-from tools.steps.collect import MIME, collect
-from tools.steps.ran import ChapterRun
+from tools.steps.collect import MIME, ChapterRun, collect
 from tools.steps.record import record
 from tools.steps.shape import COMPARED, lacking
 
@@ -73,22 +71,3 @@ def test_a_page_about_a_case_has_its_fix_its_sections_and_its_verdict(sections, 
     found = lacking(new_notebook(cells=[cell(Case("10729").json()), *cells]))
     assert len(found) == bool(said) and said in "".join(found)
     assert lacking(new_notebook(cells=cells)) == []
-
-
-def test_what_is_no_longer_run_stops_every_command_that_would_pass_over_it(tmp_path):
-    claim = "from helpers import Case\n\ncase = Case('10729')\ncase.claim('vanilla', 'x.grad', 1.0, 1.0)"
-    book = Book(tmp_path / "book", {"one": ["print(1)"], "two": [claim], "three": ["print(3)"]})
-    assert book.run("record").returncode == 0
-    changes = [
-        ("chapters/two.md", "case.claim(", "if False: case.claim(", "no longer states two · claim"),
-        ("chapters/two.md", "kernelspec:", "kernel:", "these pages are no longer run: two"),
-        ("_toc.yml", "  - file: chapters/two\n  - file: chapters/three", "  - file: chapters/three", "run: two"),
-        ("_toc.yml", "two\n  - file: chapters/three", "three\n  - file: chapters/two", "have another order"),
-    ]
-    for path, old, new, said in changes:
-        before = (book.root / path).read_bytes()
-        edit(book.root / path, old, new)
-        done = book.run("check") if "claim" in said else book.here("notebooks")
-        assert done.returncode == 1 and said in done.stderr, done.stdout + done.stderr
-        assert not (book.root / "notebooks").exists()
-        (book.root / path).write_bytes(before)

@@ -15,8 +15,7 @@ from helpers import Case, Claim, Verdict, recorded
 from helpers.compare import Tolerance
 from helpers.entries import MASKED, outcome
 from tools.project import Problem, Project
-from tools.steps.collect import MIME, checked, collect, failed, statements
-from tools.steps.ran import ChapterRun
+from tools.steps.collect import MIME, statements
 from tools.steps.record import add, record
 from tools.steps.record import outcome as recorded_outcome
 
@@ -46,19 +45,6 @@ def page(*shown: object) -> nbformat.NotebookNode:
 @pytest.mark.parametrize("item", [GOOD, BAD, VERDICT, Case("4132")], ids=["holds", "fails", "verdict", "case"])
 def test_a_statement_comes_back_as_it_was_made(item):
     assert list(statements(page(item), "some-page")) == [{**item.json(), "page": "some-page"}]
-
-
-def test_statements_come_in_the_order_of_pages_and_cells():
-    runs = [ChapterRun(Path(f"chapters/{name}.md"), page(*shown), 0, cached=False)
-            for name, shown in {"b": [GOOD, BAD], "a": [VERDICT]}.items()]  # fmt: skip
-    told = [(fact["page"], fact["type"]) for fact in collect(runs)]
-    assert told == [("b", "claim"), ("b", "claim"), ("a", "verdict")]
-
-
-def test_claims_and_verdicts_can_fail_and_cases_can_not():
-    facts = list(statements(page(GOOD, BAD, VERDICT, Case("4132")), "p"))
-    assert [fact["type"] for fact in checked(facts)] == ["claim", "claim", "verdict"]
-    assert [(fact["type"], fact.get("method")) for fact in failed(facts)] == [("claim", "masked"), ("verdict", None)]
 
 
 RELEASE = version("torch").split("+")[0]
@@ -113,13 +99,6 @@ def test_the_record_of_one_release_leaves_the_others_and_says_where_they_differ(
     ]
 
 
-def test_a_new_release_that_gives_the_same_is_one_new_line(project):
-    before = record(project, of("2.9.0", GOOD, BAD, VERDICT)).read_text(encoding="utf-8").splitlines()
-    after = record(project, of("2.10.0", GOOD, BAD, VERDICT)).read_text(encoding="utf-8").splitlines()
-    new = [line for line in after[:-2] if line.rstrip(",") not in {old.rstrip(",") for old in before}]
-    assert [line.partition(":")[0] for line in new] == [' "2.10.0 cpu"'] and len(after) == len(before) + 1
-
-
 def test_a_new_claim_is_of_its_release_alone_and_one_that_is_no_more_is_of_none(project, capsys):
     record(project, of("2.9.0", GOOD, VERDICT))
     assert "removed" not in capsys.readouterr().out
@@ -136,12 +115,6 @@ def test_a_run_that_did_not_come_to_its_end_removes_nothing_from_others(project,
     assert [len(facts) for facts in kept(path).values()] == [3, 2]
     assert [fact["method"] for fact in kept(path)["2.9.0 cpu"]] == ["vanilla", "masked", "vanilla"]  # the pages' order
     assert "removed" not in capsys.readouterr().out
-
-
-def test_the_order_is_that_of_the_pages_now_whatever_order_other_releases_had(project):
-    record(project, of("2.9.0", GOOD, BAD))
-    path = record(project, of("2.10.0", BAD, GOOD))
-    assert [[fact["method"] for fact in facts] for facts in kept(path).values()] == [["masked", "vanilla"]] * 2
 
 
 def test_two_claims_that_are_called_the_same_are_refused_and_named(project):
@@ -206,11 +179,3 @@ def test_a_record_of_two_devices_or_of_nothing_is_refused(project):
     with pytest.raises(Problem, match="these ran on: none"):
         record(project, [])
     assert not project.results.exists()
-
-
-def test_of_a_message_the_first_line_is_kept(project):
-    case = Case("67180")
-    with case.raises("masked", "mm", TypeError, "MaskedTensor"):
-        raise TypeError("no mm for MaskedTensor\n\nsee /usr/lib/python")
-    (fact,) = kept(record(project, statements(page(case.claims[0]), "p")))[f"{RELEASE} cpu"]
-    assert fact["observed"] == {"raised": "TypeError", "message": "no mm for MaskedTensor"}

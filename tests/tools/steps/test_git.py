@@ -49,11 +49,3 @@ def book(tmp_path):
 def test_a_file_is_held_if_it_is_as_the_last_commit_or_the_index_has_it(book, do, held):
     subprocess.run(["sh", "-ec", do], cwd=book.root, env={**book.environment, "F": NAME}, check=True)
     assert holds(Project(book.root), book.root / NAME) is held
-
-
-def test_before_the_first_commit_what_is_staged_is_held(book):
-    (book.root / ".git").rename(book.root / "elsewhere")
-    book.git("init", "--quiet")
-    assert not holds(Project(book.root), book.chapter("one"))
-    book.git("add", "chapters")
-    assert holds(Project(book.root), book.chapter("one"))

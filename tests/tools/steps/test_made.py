@@ -4,37 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tools.steps.made import Made, digest
+from tools.steps.made import Made
 
 
 @pytest.fixture
 def project(tmp_path):
     return SimpleNamespace(build=tmp_path / "_build")
-
-
-def test_where_one_text_ends_and_the_next_begins_counts():
-    assert digest("ab", "c") != digest("a", "bc") != digest("abc")
-    assert digest("ä") == digest("ä".encode())
-
-
-def test_what_was_remembered_and_saved_is_known_to_the_next_build(project):
-    made = Made(project)
-    made.remember("a", "1", "2")
-    assert made.is_current("a", "1", "2")
-    assert not Made(project).is_current("a", "1", "2")
-    made.save()
-    again = Made(project)
-    assert again.is_current("a", "1", "2")
-    assert not any(again.is_current(*other) for other in [("a", "1", "3"), ("a", "0", "2"), ("b", "1", "2")])
-
-
-def test_two_builds_keep_what_the_other_saved(project):
-    one, other = Made(project), Made(project)
-    one.remember("a", "1", "2")
-    one.save()
-    other.remember("b", "3", "4")
-    other.save()
-    assert Made(project).is_current("a", "1", "2") and Made(project).is_current("b", "3", "4")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff"])

@@ -1,16 +1,14 @@
 """What cells show, compared with the record: every change is found and named, and the exceptions are not."""
 
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from scratch import Book, copied
 
 from tools.project import Problem, write_record
 from tools.steps import outputs
-from tools.steps.ran import ChapterRun
+from tools.steps.collect import ChapterRun
 
 ROOT = Path.cwd()
 
@@ -112,12 +110,6 @@ def test_what_was_read_of_a_thread_is_compared_and_so_are_the_tags_of_a_cell(tmp
     assert recorded.differences(new) == ["the page is not in the record"]
 
 
-def test_outputs_of_another_release_are_not_compared(tmp_path, monkeypatch):
-    differences(tmp_path, [FIRST], [FIRST])
-    monkeypatch.setenv("ZERO_OR_NAN_DEVICE", "cuda")
-    assert not outputs.Recorded.read(SimpleNamespace(outputs=tmp_path / "outputs.json", root=tmp_path)).applies
-
-
 @pytest.mark.parametrize("made_with", [{"torch": "2.0.0"}, {"matplotlib": "1.0"}, {"device": "cuda"}])
 def test_a_record_of_another_environment_is_an_error_where_the_pinned_one_is_installed(tmp_path, made_with):
     project, here = SimpleNamespace(outputs=tmp_path / "outputs.json", root=tmp_path), outputs.environment()
@@ -128,61 +120,3 @@ def test_a_record_of_another_environment_is_an_error_where_the_pinned_one_is_ins
     (tmp_path / "requirements.txt").write_text(pins.format(**here), encoding="utf-8")
     with pytest.raises(Problem, match=r"outputs.json was recorded with .* pins what is installed.* run `make record`"):
         outputs.Recorded.read(project)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    claim = "from helpers import Case\n\nCase('10729').claim('vanilla', 'x', 1.0, 1.0)"
-    chapters = {
-        "one": ["print(6 * 7)\n6 / 3"],
-        "two": ["print(1)", "import math\nmath.pi", "import sys"],
-        "claim": [claim],
-    }
-    book = Book(tmp_path_factory.mktemp("made") / "book", chapters)
-    for command in ("record", "check"):  # with what is recorded the environment is another, whose outputs are cached
-        done = book.run(command)
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 of 1 claims and verdicts held, 3 outputs as recorded" in done.stdout
-    return book
-
-
-@pytest.fixture
-def book(made, tmp_path):
-    return copied(made.root, tmp_path / "book")
-
-
-def test_an_output_that_is_not_the_recorded_one_stops_the_build_until_it_is_recorded(book):
-    book.edit("chapters/one.md", "6 * 7", "6 * 8")
-    for command in (["check"], ["check", "one"], ["book"]):  # the second time its outputs come from the cache
-        done = book.run(*command)
-        assert done.returncode == 1 and not book.site.exists()
-        assert "code cell 1 (print(6 * 8))" in done.stderr
-        assert "  - 42\n  + 48\n    2.0\n" in done.stderr and "make record" in done.stderr
-        assert "1 difference from the record, in one." in done.stderr
-        assert "1 FAILED" in done.stdout
-    assert book.run("check", "two").returncode == 0
-    assert book.run("record").returncode == 0
-    assert book.run("check").returncode == 0
-
-
-def test_a_build_on_another_release_says_that_outputs_were_not_compared(book):
-    record = book.root / "results" / "outputs.json"
-    content = json.loads(record.read_text(encoding="utf-8"))
-    content.pop("digest")
-    content["made_with"]["torch"] = "2.0.0"
-    write_record(record, content)
-    book.edit("chapters/two.md", "print(1)", "print(2)")
-    book.edit("chapters/two.md", "Words of two.", "It is 99.")
-    done = book.run("check")
-    assert done.returncode == 0
-    said = "outputs and numbers in the text were NOT compared, because they were recorded with {'torch': '2.0.0'"
-    assert done.stdout.splitlines()[-1].startswith(said)
-
-
-def test_a_record_that_a_failing_claim_interrupts_leaves_the_outputs_as_they_were(book):
-    record = book.root / "results" / "outputs.json"
-    before = record.read_bytes()
-    book.edit("chapters/claim.md", "'x', 1.0, 1.0", "'x', 1.0, 2.0")
-    book.edit("chapters/two.md", "print(1)", "print(2)")
-    assert book.run("record").returncode == 1
-    assert record.read_bytes() == before

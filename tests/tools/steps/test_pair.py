@@ -65,16 +65,6 @@ def test_each_cell_has_an_id_that_changes_with_its_text_alone(book):
     assert changed == ["print(10)"]
 
 
-def test_the_first_code_cell_brings_library_and_helpers_and_installs_nothing(book):
-    pair(Project(book.root))
-    setup = next(cell for cell in cells(book) if cell["cell_type"] == "code")
-    project = Project(book.root)
-    assert f"git clone --quiet --depth 1 --branch {project.branch} {project.repository}" in source(setup)
-    assert "pip" not in source(setup)
-    assert all(len(line) <= 120 for line in source(setup).split("\n"))
-    assert setup["metadata"]["tags"] == ["remove-cell"]
-
-
 def test_another_repository_in_the_configuration_reaches_badge_set_up_and_links(book):
     project = Project(book.root)
     config = book.root / "_config.yml"
@@ -112,17 +102,7 @@ def test_what_the_site_folds_is_folded_in_jupyter_and_in_colab():
     assert folded > 100 and open_cells > 100
 
 
-def test_a_notebook_whose_chapter_is_gone_is_removed(book):
-    pair(Project(book.root))
-    book.contents("one")
-    project = Project(book.root)
-    orphan = book.root / "notebooks" / "two.ipynb"
-    assert out_of_step(project) == [orphan]
-    assert pair(project) == [orphan]
-    assert not orphan.exists()
-
-
-def test_out_of_step_names_what_is_missing_edited_or_behind(book):
+def test_out_of_step_names_what_is_missing_edited_behind_or_without_a_chapter(book):
     project = Project(book.root)
     one, two = (book.root / "notebooks" / name for name in ("one.ipynb", "two.ipynb"))
     assert out_of_step(project) == [one, two]
@@ -132,6 +112,9 @@ def test_out_of_step_names_what_is_missing_edited_or_behind(book):
     assert out_of_step(project) == [one]
     edit(book.chapter("two"), "Words of two.", "Other words.")
     assert out_of_step(project) == [one, two]
+    one.unlink()
+    book.contents("one")
+    assert pair(Project(book.root)) == [one, two] and not two.exists()
 
 
 def notebooks(book: Book) -> dict[Path, bytes]:
@@ -176,16 +159,6 @@ def test_a_notebook_without_a_chapter_is_deleted_only_if_git_holds_it(book):
     assert not mine.exists()
 
 
-def test_what_is_beside_the_notebooks_stays(book):
-    for name in (".ipynb_checkpoints/one-checkpoint.ipynb", "mine/two.ipynb", "folder.ipynb/notes.txt", "notes.txt"):
-        path = book.root / "notebooks" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("words", encoding="utf-8")
-    before = notebooks(book)
-    pair(Project(book.root))
-    assert before.items() <= notebooks(book).items()
-
-
 def test_what_is_in_the_place_of_a_notebook_and_is_none_stops_the_build(book):
     one = book.root / "notebooks" / "one.ipynb"
     one.mkdir(parents=True)
@@ -196,18 +169,6 @@ def test_what_is_in_the_place_of_a_notebook_and_is_none_stops_the_build(book):
     with pytest.raises(Problem, match="would overwrite notebooks/one.ipynb"):
         pair(Project(book.root))
     assert one.is_symlink()
-
-
-def test_if_the_record_of_the_last_build_is_lost_git_decides(book):
-    project = Project(book.root)
-    pair(project)
-    record = project.build / "made.json"
-    edit(book.chapter("one"), "print(1)", "print(0)")
-    record.unlink()
-    with pytest.raises(Problem, match="would overwrite notebooks/one.ipynb"):
-        pair(project)
-    book.commit()
-    assert pair(project) == [book.root / "notebooks" / "one.ipynb"]
 
 
 def test_after_an_interruption_the_next_build_recognizes_what_was_written(book, monkeypatch):
@@ -227,17 +188,3 @@ def test_after_an_interruption_the_next_build_recognizes_what_was_written(book, 
             pair(project)
     edit(book.chapter("one"), "Words of one.", "Other words.")
     assert [path.name for path in pair(project)] == ["one.ipynb", "two.ipynb"]
-
-
-def test_notebooks_say_nothing_of_the_tools_that_made_them(book):
-    pair(Project(book.root))
-    content = json.loads((book.root / "notebooks" / "one.ipynb").read_text(encoding="utf-8"))
-    assert set(content["metadata"]) == {"kernelspec", "language_info"}
-    assert str(book.root) not in json.dumps(content)
-
-
-def test_a_chapter_that_names_a_kernel_but_has_no_code_is_a_clear_error(book):
-    edit(book.chapter("two"), "```{code-cell} ipython3\nprint(3)\n```\n", "")
-    done = book.here("notebooks")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: two.md names a kernel but has no code cell; ")

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 from scratch import ROOT
 
-from tools.project import Problem, Project
+from tools.project import Project
 from tools.versions import isolated, peers
 from tools.versions.isolated import Isolated
 from tools.versions.peers import Peer, compared
@@ -50,35 +50,22 @@ def test_broken(broken): pass
 """
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """What the plugin writes of a file of tests, and of one that can't be imported."""
-    folder = tmp_path_factory.mktemp("foreign")
-    (folder / "test_one.py").write_text(FOREIGN.replace("import missing_or_not\n", ""))
-    (folder / "test_two.py").write_text(FOREIGN)
-    (folder / "pytest.ini").write_text("[pytest]\n")
+def test_the_plugin_replaces_the_functions_and_writes_down_what_became_of_each_test(tmp_path):
+    (tmp_path / "test_one.py").write_text(FOREIGN.replace("import missing_or_not\n", ""))
+    (tmp_path / "test_two.py").write_text(FOREIGN)  # it can't be imported
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
     own = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tools' / 'versions'}", "PEERS_KIND": "ignoring"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", peers.PLUGIN, "--continue-on-collection-errors"]
-    variables = {**os.environ, **own, "PEERS_OUT": str(folder / "out.json")}
-    subprocess.run(command, cwd=folder, env=variables, capture_output=True)
-    return json.loads((folder / "out.json").read_text())["tests"]
-
-
-def test_what_became_of_each_test_is_written_down(outcomes):
-    found = {name.partition("::test_")[2] or name: test["outcome"] for name, test in outcomes.items()}
-    passed = dict.fromkeys(("grad", "backward", "warns"), "passed")
-    failed = dict.fromkeys(("fails", "broken", "test_two.py"), "failed")
-    assert found == {**passed, **failed, "skipped": "skipped"}
+    variables = {**os.environ, **own, "PEERS_OUT": str(tmp_path / "out.json")}
+    subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True)
+    outcomes = json.loads((tmp_path / "out.json").read_text())["tests"]
+    found = {name.partition("::test_")[2] or name: (test["outcome"], test["calls"]) for name, test in outcomes.items()}
+    assert found == {
+        "grad": ("passed", 1), "backward": ("passed", 1), "warns": ("passed", 0), "fails": ("failed", 0),
+        "broken": ("failed", 0), "test_two.py": ("failed", 0), "skipped": ("skipped", 0),
+    }  # fmt: skip
     assert outcomes["test_one.py::test_broken"]["said"] == "ValueError: at the end"
     assert "No module named 'missing_or_not'" in outcomes["test_two.py"]["said"]
-
-
-def test_the_functions_are_replaced_however_they_are_called(outcomes):
-    calls = {name.rpartition("_")[2]: test["calls"] for name, test in outcomes.items() if test["outcome"] == "passed"}
-    assert calls == {"grad": 1, "backward": 1, "warns": 0}
-
-
-def test_warnings_of_ignoring_are_kept_without_their_advice(outcomes):
     assert outcomes["test_one.py::test_warns"]["warnings"] == ["ignoring could not follow foo (no rule)"]
 
 
@@ -150,12 +137,6 @@ def test_without_a_test_that_passes_nothing_is_recorded_and_the_rest_is_not_run_
     assert not project.results.exists()
     (project.root / "src" / "zero_or_nan" / "a.py").write_text("1")
     assert peers.peers(project, "one") == 0 and ran.count("one") == 6
-
-
-def test_what_is_no_package_is_refused_before_any_work(project):
-    with pytest.raises(Problem, match="no package is called three; the known names are one, two, wrong"):
-        peers.peers(project, "one", "three")
-    assert not project.build.exists()
 
 
 def test_a_package_is_installed_from_its_sources_and_torch_stays_pinned(project, monkeypatch):

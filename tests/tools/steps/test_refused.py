@@ -1,0 +1,86 @@
+"""What differs from the record, or is said without being shown, stops every command that would pass over it."""
+
+import json
+
+import pytest
+from scratch import Book, copied, edit
+
+from tools.project import write_record
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A book whose claims, outputs and numbers are as recorded."""
+    claim = "from helpers import Case\n\ncase = Case('10729')\ncase.claim('vanilla', 'x', 1.0, 1.0)"
+    chapters = {"one": ["print(6 * 7.5)\n6 / 3"], "two": ["print(1)", "import math\nmath.pi"], "claim": [claim]}
+    book = Book(tmp_path_factory.mktemp("made") / "book", chapters)
+    (book.root / "chapters" / "words.md").write_text("# Words\n\nNo number.\n", encoding="utf-8")
+    book.contents("one", "two", "claim", "words")
+    for command in ("record", "check"):  # with what is recorded the environment is another, whose outputs are cached
+        done = book.run(command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 claims and verdicts held, 3 outputs as recorded" in done.stdout
+    return book
+
+
+OUTPUT = [
+    "code cell 1 (print(6 * 8))",
+    "  - 45.0\n  + 48\n    2.0\n",
+    "1 difference from the record, in one.",
+    "make rec",
+]
+REFUSED = [
+    ("chapters/one.md", "6 * 7.5", "6 * 8", "book", OUTPUT),
+    ("chapters/one.md", "6 * 7.5", "6 * 8", "check one", OUTPUT),  # the second time, its outputs come from the cache
+    ("chapters/claim.md", "case.claim(", "if False: case.claim(", "check claim", ["no longer states claim · claim"]),
+    (
+        "chapters/one.md",
+        "Words of one",
+        "It is 46.0",
+        "check one",
+        ["one.md, line 15: 46.0 (It is 46.0.)\n\n1 number in"],
+    ),
+    ("chapters/words.md", "No number", "It is 31", "check", ["words.md, line 3: 31 ("]),
+    ("chapters/two.md", "kernelspec:", "kernel:", "notebooks", ["these pages are no longer run: two"]),
+    ("_toc.yml", "  - file: chapters/two\n", "", "notebooks", ["these pages are no longer run: two"]),
+    ("_toc.yml", "two\n  - file: chapters/claim", "claim\n  - file: chapters/two", "notebooks", ["have another order"]),
+]
+
+
+@pytest.mark.parametrize(("path", "old", "new", "command", "said"), REFUSED)
+def test_what_is_no_longer_as_it_was_is_refused(made, path, old, new, command, said):
+    before = (made.root / path).read_bytes()
+    edit(made.root / path, old, new)
+    done = (made.here if command == "notebooks" else made.run)(*command.split())
+    (made.root / path).write_bytes(before)
+    assert done.returncode == 1 and all(text in done.stderr for text in said), done.stdout + done.stderr
+    assert not made.site.exists()
+
+
+def test_a_change_is_recorded_on_request_unless_a_claim_fails(made, tmp_path):
+    book = copied(made.root, tmp_path / "book")
+    record = book.root / "results" / "outputs.json"
+    before = record.read_bytes()
+    book.edit("chapters/two.md", "print(1)", "print(2)")
+    book.edit("chapters/two.md", "Words of two", "It is 45.0")
+    book.edit("chapters/claim.md", "'x', 1.0, 1.0", "'x', 1.0, 2.0")
+    assert book.run("record").returncode == 1 and record.read_bytes() == before
+    book.edit("chapters/claim.md", "'x', 1.0, 2.0", "'x', 1.0, 1.0")
+    book.edit("chapters/two.md", "print(2)", "print(45.0)")
+    assert book.run("record").returncode == 0
+    assert book.run("check").returncode == 0
+
+
+def test_a_build_on_another_release_says_that_outputs_were_not_compared(made, tmp_path):
+    book = copied(made.root, tmp_path / "book")
+    record = book.root / "results" / "outputs.json"
+    content = json.loads(record.read_text(encoding="utf-8"))
+    content.pop("digest")
+    content["made_with"]["torch"] = "2.0.0"
+    write_record(record, content)
+    book.edit("chapters/two.md", "print(1)", "print(2)")
+    book.edit("chapters/two.md", "Words of two.", "It is 99.")
+    done = book.run("check")
+    assert done.returncode == 0
+    said = "outputs and numbers in the text were NOT compared, because they were recorded with {'torch': '2.0.0'"
+    assert done.stdout.splitlines()[-1].startswith(said)
