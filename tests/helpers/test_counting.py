@@ -24,13 +24,14 @@ def test_the_table_shows_the_other_values_and_both_cotangents():
     assert "What counts, row by row" in shown and shown.count("<tr") == 3
     assert [unescape(cell) for cell in judged[0].cells()] == [
         "<code>relu(y)</code><br>below <0>",
-        "-5, -inf<br>same bits",
-        '<span class="zn-zero">0</span>, <span class="zn-masked">--</span><br>ignored',
+        "-5, -inf",
+        "same bits",
+        '<span class="zn-zero">0</span>',
+        '<span class="zn-masked">--</span>',
+        "ignored",
     ]
-    assert judged[1].cells()[1:] == [
-        "0.5<br>changes",
-        '<span class="zn-finite">2.7183</span>, <span class="zn-finite">2.7183</span><br>used',
-    ]
+    finite = '<span class="zn-finite">2.7183</span>'
+    assert judged[1].cells()[1:] == ["0.5", "changes", finite, finite, "used"]
 
 
 def test_results_of_another_shape_are_other_results_and_nan_is_the_same_as_nan():
