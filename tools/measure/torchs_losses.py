@@ -97,6 +97,8 @@ def _of_distributions() -> dict[str, str]:
     found = {}
     for code, (other, value) in _DISTRIBUTIONS.items():
         name = code.partition("(")[0]
+        if not hasattr(distributions, name):  # older releases lack GeneralizedPareto
+            continue
         found[f"{code}.log_prob"] = f"{code}.log_prob({value})"
         if not name.startswith(_NO_ENTROPY):
             found[f"{code}.entropy"] = f"{code}.entropy()"

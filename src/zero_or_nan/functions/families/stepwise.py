@@ -19,12 +19,16 @@ from ...masks.mask import anywhere, full
 from ..graph import signed
 from ..registry import derivative, rule
 
-pad = torch.nn.functional.pad
-
 
 def within_matrices(node: Any) -> tuple[int, int]:
     """The dimensions of the matrices in a batch, which don't influence each other."""
     return -2, -1
+
+
+def _padded(matrices: Tensor, right: int = 0, below: int = 0) -> Tensor:
+    """Matrices with columns of zeros to the right, rows of zeros below. `pad` of PyTorch 2.6 refuses an empty one."""
+    matrices = torch.cat([matrices, matrices.new_zeros(*matrices.shape[:-1], right)], -1)
+    return torch.cat([matrices, matrices.new_zeros(*matrices.shape[:-2], below, matrices.shape[-1])], -2)
 
 
 def _along(node: Any) -> tuple[int]:
@@ -151,8 +155,8 @@ def _eliminated(permutation: Tensor | None, lower: Tensor, upper: Tensor, grad_l
     top = torch.linalg.solve_triangular(first.mH, torch.cat([inner, grad_right], -1), upper=True, unitriangular=True)
     left = torch.cat([top[..., :count], grad_below], -2)
     left = torch.linalg.solve_triangular(square.mH, left, upper=False, left=False)
-    result = torch.cat([left, pad(top[..., count:], (0, 0, 0, rows - count))], -1)
-    counts = pad(in_lower, (0, columns - count)) | pad(in_upper, (0, 0, 0, rows - count))
+    result = torch.cat([left, _padded(top[..., count:], below=rows - count)], -1)
+    counts = _padded(in_lower, right=columns - count) | _padded(in_upper, below=rows - count)
     rest = _counting(result, counts)
     if permutation is None:
         return rest
@@ -192,7 +196,7 @@ def qr(node: Any, grads: Any) -> tuple[Any]:
     triangle = (torch.where(first, grad_r[..., :taken, :taken], 0) @ r.mH - q.mH @ grad_q).triu()
     both = (triangle + triangle.mH) * (1 - torch.eye(taken, dtype=r.dtype, device=r.device) / 2)
     of_first = torch.linalg.solve_triangular(r.mH, grad_q + q @ both, upper=False, left=False)
-    return (_counting(result + pad(of_first, (0, columns - taken)), counts),)
+    return (_counting(result + _padded(of_first, right=columns - taken), counts),)
 
 
 @derivative("LinalgHouseholderProduct", mixes=within_matrices)
