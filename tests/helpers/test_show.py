@@ -12,13 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import torch
 
-from helpers import MASKED, Case, ClaimFailed, recorded
+from helpers import MASKED, Case, recorded
 from helpers.entries import Absent, Kind, Raised, outcome
-from helpers.show import MIME, entry, page, result, show, table
-
-
-def item(facts):
-    return SimpleNamespace(text=lambda: "as text", html=lambda: "<p>as html</p>", json=lambda: facts)
+from helpers.show import MIME, entry, page, result, table
 
 
 @pytest.fixture
@@ -54,26 +50,6 @@ class Tags(HTMLParser):
 
 
 # Where a result goes.
-
-
-def test_a_notebook_gets_a_bundle_with_html_and_with_json_if_there_are_facts_and_others_text(
-    shell, monkeypatch, capsys
-):
-    show(item({"type": "x"}))
-    show(item(None))
-    first, second = shell.published
-    assert first == {"text/plain": "as text", "text/html": page("<p>as html</p>"), MIME: {"type": "x"}}
-    assert set(second) == {"text/plain", "text/html"}
-    assert capsys.readouterr().out == ""
-    monkeypatch.setenv("ZERO_OR_NAN_CLAIMS", "raise")
-    with pytest.raises(ClaimFailed):
-        Case("4132").claim("vanilla", "x.grad", torch.ones(1), [2.0])
-    assert shell.published[-1][MIME]["holds"] is False
-    del shell.kernel  # a shell in a terminal
-    show(item({}))
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))  # imported, but not running
-    show(item({}))
-    assert capsys.readouterr().out == 2 * "as text\n" and len(shell.published) == 3
 
 
 # What a reader sees.
@@ -114,17 +90,6 @@ def test_a_table_has_headers_of_rows_and_columns_and_can_be_reached_by_keyboard(
     assert f'<tfoot role="rowgroup" style="--widest: 7ch"><tr role="row">{foot}' in text
     with pytest.raises(ValueError):
         table("c", ["a", "b"], [["r", "s", "t"]])
-
-
-def test_a_wide_table_can_be_stacked_with_labels_and_stays_a_table():
-    narrow, wide = (table("c", list("abcde")[:count], [list("vwxyz")[:count]]) for count in (3, 4))
-    assert "zn-stack" not in narrow and '<table role="table" class="zn-stack">' in wide
-    assert "zn-stack" in table("c", ["a"], [["v"]], stack=True)
-    assert "zn-stack" not in table("c", list("abcd"), [list("vwxy")], stack=False)
-    long_word = ["<code>F.binary_cross_entropy_with_logits</code>, <code>log</code>", "float32"]
-    assert "zn-stack" in table("c", ["a", "b"], [long_word])
-    assert "zn-stack" not in table("c", ["a", "b"], [[f"<code>log</code>{' other words' * 9}", "a long text " * 9]])
-    assert 'data-head="x &amp; y"' in table("c", ["a", "<code>x &amp; y</code>"], [["r", "s"]])
 
 
 def test_a_notebook_goes_on_where_a_claim_does_not_hold_and_shows_both_results(shell, monkeypatch):

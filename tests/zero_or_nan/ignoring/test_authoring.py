@@ -84,18 +84,6 @@ def test_numbers_that_left_pytorch_are_told_of():
     assert told(lambda: gradient_of(Exponential.apply, (1.0, 2.0)))[1] == []  # nothing was lost
 
 
-def test_its_backward_may_raise_as_ever():
-    class Failing(ByOperators):
-        @staticmethod
-        def backward(ctx, gradient):
-            raise ArithmeticError("mine")
-
-    ignoring.function(Failing)
-    with pytest.raises(ArithmeticError, match="mine"):
-        gradient_of(Failing.apply)
-    assert gradient_of(torch.exp).tolist()[1] == 0  # nothing is left behind
-
-
 def clipped(library, record=True):
     """An operator whose backward calls a kernel, both made by `torch.library`."""
 
@@ -251,36 +239,6 @@ def followed(backward, function=lambda x: x * 1, **facts):
     return Made.apply
 
 
-@pytest.mark.parametrize("buffer, write", [
-    (torch.zeros_like, "numpy"), (torch.clone, "numpy"), (torch.empty_like, "pointer"),
-])  # fmt: skip
-def test_what_is_written_past_the_operators_never_hides_a_used_nan(buffer, write):
-    def backward(ctx, gradient):
-        made = buffer(gradient)
-        if write == "numpy":
-            made.numpy()[:] = gradient.numpy()[::-1]
-        else:
-            import ctypes
-
-            turned = gradient.numpy()[::-1].copy()
-            ctypes.memmove(made.data_ptr(), turned.ctypes.data, turned.nbytes)
-        return made
-
-    turn = followed(backward, lambda x: x.flip(0))
-    x = torch.ones(3, requires_grad=True)
-    told(lambda: ignoring.backward(turn(x * torch.tensor([1.0, nan, nan]))[:1].sum()))  # whose loss is NaN
-    assert x.grad[2].isnan()
-
-
-def test_a_backward_that_puts_entries_back_says_that_it_selects():
-    places = torch.tensor([2, 0])
-    put_back = lambda ctx, gradient: torch.zeros(4).index_add(0, places, gradient)  # noqa: E731
-    gather = followed(put_back, lambda x: x[places], selects=True)
-    x = torch.ones(4, requires_grad=True)
-    _, warned = told(lambda: ignoring.backward(gather(x * torch.tensor([nan, nan, 3.0, nan]))[:1].sum()))
-    assert x.grad.tolist() == [0, 0, 3, 0] and warned == []
-
-
 def test_a_kernel_that_writes_has_no_rule_and_crashes_nothing(library):
     @torch.library.custom_op(f"{library}::scale", mutates_args=("x",))
     def scale(x: Tensor, factor: Tensor) -> None:
@@ -299,32 +257,6 @@ def test_a_kernel_that_writes_has_no_rule_and_crashes_nothing(library):
     assert gradient[0] == 2 and gradient[1].isnan() and f"{library}::scale (has no out-of-place form)" in message
     gradient, warned = told(lambda: gradient_of(lambda x: function(x), (2.0, 3.0)))
     assert gradient.tolist() == [2, 0] and warned == []
-
-
-def test_an_argument_without_gradient_may_stand_anywhere():
-    class Moving(torch.autograd.Function):
-        forward = staticmethod(lambda ctx, places, x, n, y: x[places] + y)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return None, gradient.flip(0), None, gradient
-
-    ignoring.function(Moving, moves=True)
-    places, y = torch.tensor([1, 0]), torch.ones(2)
-    for last in (y, y.clone().requires_grad_()):
-        x = torch.tensor([100.0, 1.0], requires_grad=True)
-        _, warned = told(lambda last=last, x=x: ignoring.backward(Moving.apply(places, x.exp(), 3, last)[:1].sum()))
-        assert x.grad.equal(torch.tensor([0, torch.tensor(1.0).exp()])) and warned == []
-
-
-def test_prefer_exact_keeps_the_layout_of_plain_pytorchs_result():
-    exact = torch.tensor([[1.0, 9.0, nan, 9.0], [inf, 9.0, 4.0, 9.0]])[:, ::2]
-    careful = ignoring.Cotangent(torch.tensor([[5.0, 6.0], [7.0, 8.0]]), torch.tensor([[True, True], [True, False]]))
-    for laid_out in (exact, exact.mT.contiguous().mT):
-        merged = ignoring.prefer_exact(laid_out, careful)
-        assert ignoring.unwrap(merged).stride() == laid_out.stride()
-        assert ignoring.unwrap(merged).tolist() == [[1.0, 6.0], [7.0, 4.0]]
-        assert ignoring.mask_of(merged).tolist() == [[True, True], [True, False]]
 
 
 RECORDED = {
@@ -401,24 +333,9 @@ def test_a_name_that_pytorch_lacks_is_refused_in_the_releases_that_are_said_to_h
             register("NoSuch", **names)
 
 
-@pytest.mark.parametrize("release, selects", [("2.15.0", False), ("2.16.0", True)])
-def test_a_function_has_one_record_before_a_release_and_another_one_from_it_on(release, selects, monkeypatch):
-    monkeypatch.delitem(FUNCTIONS, "Exp")
-    monkeypatch.setattr(torch, "__version__", release)
-    ignoring.function("Exp", until="2.15")
-    ignoring.function("Exp", since="2.16", selects=True)
-    assert FUNCTIONS["Exp"].selects == selects
-
-
 def test_a_name_that_a_newer_release_lacks_is_reported_when_the_library_is_imported(monkeypatch):
     monkeypatch.setattr(torch, "__version__", NEW[1])
     monkeypatch.setattr(registry, "MISSING", [])
     ignoring.function("NoSuch")
     with pytest.warns(UserWarning, match="no node is called NoSuchBackward0. PyTorch may have renamed them"):
         importlib.reload(functions)
-
-
-def test_what_rules_are_written_with_is_public_where_rule_is():
-    described = "Cotangent unwrap mask_of zero_ignored prefer_exact NotFollowed Function".split()
-    assert {*described, "FINITE", "ALWAYS"} <= set(ignoring.__all__)
-    assert all(getattr(ignoring, name).__doc__ for name in described)

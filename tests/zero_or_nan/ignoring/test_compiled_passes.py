@@ -56,31 +56,12 @@ def test_attention_without_dropout_may_be_computed_again(dropout, draws):
     assert graphs._draws(graph.call_function(torch.ops.aten.native_dropout.default, (rows, dropout, True)))
 
 
-def test_a_clean_pass_interprets_nothing(monkeypatch):
-    monkeypatch.setattr(
-        "zero_or_nan.ignoring.extras.compiled.step.region_of", lambda forward: pytest.fail("interpreted")
-    )
-    x = torch.tensor([1.0, 4.0, -1.0])
-    program = torch.compile(lambda x: torch.where(x > 0, x * 2, 0.0).sum(), backend="aot_eager")
-    assert gradient(program, x)[0].tolist() == [2, 2, 0]
-
-
 def test_a_graph_for_many_sizes_is_followed():
     program = torch.compile(selected, backend="aot_eager", dynamic=True)
     for size in (3, 5, 4):
         x = torch.arange(float(size))
         found, told = gradient(program, x)
         assert not told and torch.equal(found, gradient(selected, x)[0])
-
-
-def test_passes_repeat_and_leave_nothing_behind():
-    x = torch.tensor([1.0, 0.0], requires_grad=True)
-    loss = torch.compile(selected, backend="aot_eager")(x)
-    forward = loss.grad_fn._forward_cls
-    before = vars(forward)["_backward_impl"]
-    ignoring.backward(loss, retain_graph=True)
-    ignoring.backward(loss)
-    assert vars(forward)["_backward_impl"] is before and x.grad.tolist() == [2, 0]
 
 
 def test_a_selection_behind_the_region_and_masks_that_are_asked_for():
@@ -117,20 +98,6 @@ def held(monkeypatch):
 def test_arguments_are_held_only_if_they_may_be_needed(program, numbers, is_held, held):
     found, _ = gradient(torch.compile(program, backend="aot_eager"), torch.tensor(numbers))
     assert held == [is_held] and found.isfinite().all()
-
-
-def test_arguments_of_a_graph_that_cannot_be_followed_are_not_even_looked_at(held):
-    x = torch.tensor([1.0, 0.0])
-    found, told = gradient(torch.compile(lambda x: x.sqrt().cumprod(0)[:1].sum(), backend="aot_eager"), x)
-    assert not held and found[1].isnan() and "whose derivative ignoring replaces" in told[0]
-
-
-def test_arguments_are_held_for_masks_and_for_what_is_ahead(held):
-    x = torch.tensor([4.0, 1.0], requires_grad=True)
-    program = torch.compile(lambda x: torch.relu(x * 2)[:1].sum(), backend="aot_eager")
-    (masked,) = ignoring.grad(program(x), [x], ignored="masked")
-    ignoring.backward(program(x.sqrt()))
-    assert held == [True, True] and masked.get_mask().tolist() == [True, False]
 
 
 def test_a_parameter_is_read_until_it_was_finite_once(held):
@@ -177,29 +144,6 @@ def test_whatever_does_not_match_warns(break_it, monkeypatch):
         warnings.simplefilter("always")
         ignoring.backward(loss)
     assert x.grad[0] == 1 and x.grad[1].isnan() and len(told) == 1
-
-
-def test_a_result_that_does_not_match_leaves_all_of_them_as_they_were(monkeypatch):
-    """The last one does not match. By then the others have been merged."""
-
-    def agree(exact, *_):
-        seen.append(exact)
-        return len(seen) < 4
-
-    def gradients(backward):
-        model.zero_grad()
-        backward(model(torch.tensor([[1.0, 2.0, 3.0], [NAN, NAN, NAN]]))[:1].sum())
-        return [parameter.grad for parameter in model.parameters()]
-
-    seen = []
-    monkeypatch.setattr("zero_or_nan.ignoring.extras.compiled.step._agree", agree)
-    layers = [torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3)]
-    model = torch.compile(torch.nn.Sequential(*layers), backend="aot_eager")
-    plain = gradients(torch.autograd.backward)
-    with pytest.warns(UserWarning, match="other numbers than its code"):
-        ours = gradients(ignoring.backward)
-    assert len(seen) == 4 and sum(bool(one.isnan().any()) for one in seen[:3]) > 1
-    torch.testing.assert_close(ours, plain, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_loss_that_selects_from_what_inductor_compiled_under_autocast(marked, inductor):

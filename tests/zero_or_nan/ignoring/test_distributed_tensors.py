@@ -1,6 +1,5 @@
 """Gradients of `DTensor`s on two processes: those of tensors in one, and on clean data the bits of plain PyTorch."""
 
-import importlib
 import itertools
 import json
 import re
@@ -9,8 +8,6 @@ import pytest
 import torch
 from processes import results_of_two
 from sample import WHOLE
-
-from zero_or_nan.ignoring.extras import distributed
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed"),
@@ -504,9 +501,3 @@ def test_gradients_are_those_of_one_process(results, case):
         pytest.skip("this PyTorch can't do it")
     problems = [f"process {rank}: {problem}" for rank, told in enumerate(found) for problem in told or ()]
     assert not problems, "\n".join(problems[:6])
-
-
-def test_the_functions_at_the_borders_are_found_by_their_names():
-    for name in distributed.BORDERS:
-        module, _, function = name.rpartition(".")
-        assert issubclass(getattr(importlib.import_module(module), function), torch.autograd.Function)

@@ -95,14 +95,6 @@ def test_where_nothing_is_ignored_it_is_torch_func(case, recording):
         assert_same(CLEAN[case](func), CLEAN[case](torch.func), exact=case != "grad, of what is around")
 
 
-@pytest.mark.parametrize("chunk_size", [None, 1, 3])
-def test_chunks_of_a_jacobian(chunk_size):
-    def outputs(x, w, b):
-        return layer(x, w, b), w.sum()
-
-    assert_same(*(f.jacrev(outputs, (0, 1), chunk_size=chunk_size)(X, W, B) for f in (func, torch.func)))
-
-
 VMAPPED = {
     "columns": lambda f: torch.vmap(f.grad(lambda x: x.exp().sum()), in_dims=1, out_dims=1)(X),
     "gradients of each sample": lambda f: torch.vmap(f.grad_and_value(loss), in_dims=(None, 0))(DETACHED, X),
@@ -172,18 +164,6 @@ def test_bad_rows_do_not_reach_a_jacobian():
         assert_close_to(found, torch.func.jacrev(used_outputs)(in_float64(DETACHED), X.double()))
 
 
-def test_bad_rows_do_not_reach_a_vector_jacobian_product():
-    def pull_of(f, parameters, rows):
-        return f.vjp(lambda parameters: used_outputs(parameters, rows), parameters)[1]
-
-    vectors, pull = numbers(3, 4, 2), pull_of(func, DETACHED, with_bad_rows(X))
-    right = tree_map(
-        lambda *t: torch.stack(t), *map(pull_of(torch.func, in_float64(DETACHED), X.double()), vectors.double())
-    )
-    assert_close_to(tree_map(lambda *t: torch.stack(t), *map(pull, vectors)), right)
-    assert_close_to(torch.vmap(pull)(vectors), right)
-
-
 def test_the_gradient_of_each_sample():
     """Each sample is a set of rows, one of which is bad."""
     sets = torch.stack([with_bad_rows(X), with_bad_rows(X + 1)])
@@ -244,13 +224,6 @@ def test_in_inference_mode():
 def test_what_is_not_followed_is_warned_about():
     with pytest.warns(UserWarning, match="could not follow Exponential"):
         func.grad(lambda x: Exponential.apply(x.exp())[:1].sum())(torch.tensor([1.0, 100.0]))
-
-
-def test_a_clean_jacobian_is_one_pass_of_the_engine(monkeypatch):
-    calls, engine = [], torch.autograd.grad
-    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **options: (calls.append(1), engine(*args, **options))[1])
-    func.jacrev(torch.exp)(torch.tensor([1.0, 2.0, 3.0]))
-    assert len(calls) == 1
 
 
 # Mistakes.

@@ -65,18 +65,6 @@ def test_reshaped():
             assert torch.equal(reshaped(mask, shape), mask.contiguous().reshape(shape))
 
 
-def test_rows_stay_rows():
-    rows = (torch.arange(8).reshape(8, 1, 1) % 2 == 0).expand(8, 64, 256)
-    assert core(reshaped(rows, (512, 256))).shape == (512, 1)
-    assert core(anywhere(rows, -1, keepdim=True)).numel() == 8
-    assert core(reshaped(rows, (512, 8, 32))).numel() == 512
-    assert core(reshaped(rows, (4096, 32))).numel() == 4096
-    heads = reshaped(rows.expand(8, 64, 256).unflatten(-1, (8, 32)).transpose(1, 2), (64, 64, 32))
-    assert core(heads).numel() == 64
-    assert core(reshaped(heads.transpose(0, 1), (64, 8, 256))).numel() == 64 * 8  # the heads are alike
-    assert core(both(rows, rows[:, :, :1].expand(8, 64, 256))).numel() == 8
-
-
 DTYPES = [torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.int64]
 
 
@@ -128,16 +116,3 @@ def test_whatever_is_not_0_counts(number):
             assert torch.equal(found, mask | (values != 0))
             if not number and mask.numel() > 1000 and mask.stride(-1) == 0 and not math.copysign(1, number) < 0:
                 assert core(found).shape == core(mask).shape or laid_out.stride(-1) != 1
-
-
-def test_what_is_only_said_to_be_conjugate_or_negative():
-    rows = (torch.arange(64) % 2 == 0)[:, None]
-    for said in (torch.conj, torch._neg_view):
-        numbers = torch.randn(64, 64, dtype=torch.complex64 if said is torch.conj else torch.float32)
-        kept = torch.where(rows, said(numbers), 0)
-        assert torch.equal(only(rows, said(numbers)), kept)
-        assert torch.equal(and_whatever_is_not_0(rows.expand(64, 64), said(kept)), rows.expand(64, 64))
-        for write in (put_zeros, lambda values, counts: put_where_ignored(values, counts, torch.zeros_like(values))):
-            written = said(numbers.clone())
-            write(written, rows)
-            assert (written.is_conj() or written.is_neg()) and torch.equal(written, kept)

@@ -104,47 +104,6 @@ def test_a_place_counts_where_a_channel_uses_it():
     assert masked.get_mask().tolist() == [[[[True, True], [False, False]]], [[[False, False], [False, False]]]]
 
 
-@pytest.mark.parametrize("poison", [nan, inf, 3e38])
-@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
-def test_an_image_counts_that_is_used_at_a_place_that_is_no_number(mode, poison):
-    """In three dimensions PyTorch's forward clips NaN to the last pixel, and its backward forgets that it was read."""
-    image, grid = samples(3)
-    grid[0, 0, 0, 0] = poison
-    z = torch.zeros_like(image).requires_grad_()
-    output = grid_sample(image + z.sqrt(), grid, mode, "border", False)
-    (ours,) = ignoring.grad(output[0, 1, 0, 0, 0] + output[1, 2].sum(), z)
-    assert not ours[0, 1].isfinite().any()
-    assert not ours[0, [0, 2]].any() and not ours[1, :2].any()
-
-
-@pytest.mark.parametrize(("dims", "mode"), [(2, "bilinear"), (2, "nearest"), (2, "bicubic"), (3, "bilinear")])
-def test_a_pixel_counts_where_a_used_output_reads_it(dims, mode):
-    """Neighbours outside of an image with zeros around it are not read, and wrap around to no other pixel."""
-    image, grid = torch.zeros((1, 2, *(4,) * dims)).requires_grad_(), torch.full((1, *(1,) * dims, dims), -1.0)
-    output = grid_sample(image, grid, mode, "zeros", False)  # the corner of the first pixel
-    (masked,) = ignoring.grad(output[0, 0].sum(), image, ignored="masked")
-    read = torch.zeros(image.shape, dtype=torch.bool)
-    read[(0, 0, *[slice(2 if mode == "bicubic" else 1)] * dims)] = True
-    if mode != "nearest":
-        assert torch.equal(masked.get_mask(), read)
-    assert not masked.get_mask()[0, 1].any()
-
-
-@pytest.mark.parametrize("wanted", [0, 1], ids=["image", "grid"])
-def test_one_gradient_alone(wanted):
-    both = samples(2)
-    both[0][:, 1] = nan
-    exact = [x.double() for x in both]
-    exact[0][:, 1] = 0
-
-    def gradient(method, tensors):
-        leaf = tensors[wanted].requires_grad_()
-        return method(grid_sample(*tensors, align_corners=False)[:, ::2].sum(), leaf)[0]
-
-    ours = gradient(ignoring.grad, both)
-    torch.testing.assert_close(ours.double(), gradient(torch.autograd.grad, exact), rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize(("dims", "corners"), [(2, False), (3, True)])
 def test_a_transformation_that_is_ignored(dims, corners):
     theta = torch.randn(2, dims, dims + 1)

@@ -140,14 +140,6 @@ def test_vmap_over_a_pass_is_a_loop(over, create_graph):
         assert ignoring.grad(rows.sum(), x)[0].tolist() == pytest.approx([3 * math.e, 0.0])
 
 
-def test_vmap_over_a_clean_graph_stays_one_pass(monkeypatch):
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    y, calls, engine = x.exp(), [], torch.autograd.grad
-    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **options: (calls.append(1), engine(*args, **options))[1])
-    vmap(lambda v: ignoring.grad(y, x, v, retain_graph=True)[0])(VECTORS)
-    assert len(calls) == 1
-
-
 def functionalized(y, x):
     return torch.func.functionalize(lambda v: ignoring.grad(y, x, v)[0])(torch.ones(2))
 
@@ -213,11 +205,3 @@ def test_a_plain_cotangent_for_tensors_of_a_subclass(function, create_graph):
     assert all("could not follow" in str(warning.message) for warning in told)
     assert all(type(o) is type(p) for o, p in zip(ours, plain, strict=True))
     assert told or all(bool(o.elem.isfinite().all()) for o in ours)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of prototypes
-@pytest.mark.parametrize("leaf", [torch.eye(2).to_sparse, torch.eye(2).to_sparse_csr])
-def test_masked_for_a_leaf_that_is_not_dense(leaf):
-    x = leaf().requires_grad_()
-    with pytest.raises(ValueError, match=r'ignored="masked" needs dense inputs'):
-        ignoring.grad((x * 2).sum(), x, ignored="masked")
