@@ -49,12 +49,6 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-# Where a result goes.
-
-
-# What a reader sees.
-
-
 def test_a_result_is_escaped_and_says_what_stood_in_the_place_of_elements():
     assert entry("<b>&", Kind.NAN) == '<span class="zn-nan">&lt;b&gt;&amp;</span>'
     assert strip(result(Absent())) == "None"

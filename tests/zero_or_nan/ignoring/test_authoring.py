@@ -211,20 +211,6 @@ def test_a_wrong_derivative_is_told_of_as_the_users(name):
     assert type(gradient) is Tensor and gradient[0].isfinite() and gradient[1].isnan()
 
 
-def test_the_operator_is_asked_for_its_shape_once_for_each_kind_of_arguments(library):
-    asked = []
-
-    @torch.library.custom_op(f"{library}::opposite", mutates_args=())
-    def opposite(x: Tensor) -> Tensor:
-        asked.append(x.shape)
-        return -x
-
-    ignoring.rule(f"{library}::opposite")(lambda op, g: g * -1)
-    for size in (2, 2, 3, 2):
-        opposite(ignoring.Cotangent(torch.zeros(size)))
-    assert asked == [(2,), (3,)]
-
-
 def followed(backward, function=lambda x: x * 1, **facts):
     """A Function with this backward, recorded."""
 

@@ -58,22 +58,6 @@ def a_wrapper_subclass(auto):
 
 
 @clean
-def a_wrapper_subclass_that_is_unwrapped(auto):
-    class Unwrap(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.inner
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return Wrapper(gradient)
-
-    x = Wrapper(torch.randn(3, 2)).requires_grad_()
-    auto.backward(Unwrap.apply(x.exp()).exp().sum())
-    return x.grad
-
-
-@clean
 def fake_tensors(auto):
     with FakeTensorMode():
         x, w = leaf(3, 2), leaf(2, 2)
@@ -172,25 +156,6 @@ def hooks_of_every_kind(auto):
     return [order, x.grad, y.grad, z.grad, linear.weight.grad]
 
 
-@clean
-def what_a_hook_kept(auto):
-    kept, kinds = [], []
-
-    def keep(gradient):
-        kept.append(gradient)
-        kinds.append([type(gradient) is Tensor, type(gradient * 1) is Tensor, gradient.grad_fn is None])
-
-    x = leaf(4)
-    y = x.exp()
-    z = y.clamp(0.5, 2)
-    for tensor in (x, y, z):
-        tensor.register_hook(keep)
-    z.grad_fn.register_prehook(lambda gradients: kept.extend(gradients))
-    z.grad_fn.register_hook(lambda results, gradients: kept.extend((*results, *gradients)))
-    auto.backward(lost(z))
-    return [kept, kinds, x.grad]
-
-
 # Recurrent networks, deep graphs, several losses, places for gradients.
 
 
@@ -202,25 +167,6 @@ def gradients_as_views_of_a_bucket(auto):
     for _ in range(2):
         auto.backward(lost(w.exp() @ x))
     return [bucket, x.grad, w.grad, x.grad.data_ptr() == bucket.data_ptr()]
-
-
-@clean
-def memory_that_a_hook_brings_back(auto):
-    x, w = leaf(3, 2), leaf(2, 2)
-    values = w.detach().clone()
-    memory = w.untyped_storage()
-    y = x @ w
-
-    def bring(gradient):
-        memory.resize_(values.untyped_storage().nbytes())
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(w):
-            w.copy_(values)
-
-    y.register_hook(bring)
-    loss = lost(y.exp())
-    memory.resize_(0)
-    auto.backward(loss)
-    return [x.grad, w.grad, w]
 
 
 @clean

@@ -277,12 +277,6 @@ def test_the_very_bits_the_sign_of_zero_included(name):
 # Zero and ignored, told apart.
 
 
-def masked(loss, values, dtype=torch.float32):
-    x = torch.tensor(values, dtype=dtype, requires_grad=True)
-    (result,) = ignoring.grad(loss(x), x, ignored="masked")
-    return result
-
-
 def test_a_mask_is_not_computed_in_half_precision():
     x = torch.rand(1, 1, 1024, 1024, dtype=torch.float16)
     x[0, 0, 0, 0] = 1

@@ -132,22 +132,6 @@ def test_a_class_that_is_read_stays_undefined(padded, listed, zero_infinity, ent
     assert ours[entry].isnan() and not ours[:, 0].any()
 
 
-LOGARITHMS = [
-    [-inf, 1.0, 2.0], [-inf, -inf, 2.0], [-inf, nan, 2.0], [1.0, -inf, 2.0], [-inf, inf, 2.0], [1.0, 2.0, nan],
-    [-inf, -inf, -inf],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("used", "dim"), [([2], 0), ([1], 1), ([0, 2], 1)])
-def test_sums_up_to_an_element_have_the_gradient_of_a_sum_of_these_alone(used, dim):
-    """Where the sums before it, which may be -inf or NaN, are ignored."""
-    x, parts = (torch.tensor(LOGARITHMS, dtype=torch.float64).requires_grad_() for _ in range(2))
-    sums = (x.T.logcumsumexp(0).T if dim == 0 else x.logcumsumexp(1))[:, used]
-    (ours,) = ignoring.grad(sums.sum(), x)
-    (right,) = ignoring.grad(sum(parts[:, : i + 1].logsumexp(1).sum() for i in used), parts)
-    torch.testing.assert_close(ours, right, equal_nan=True)
-
-
 def test_a_row_whose_target_is_ignore_index_is_ignored_whatever_class_that_is():
     scores = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], requires_grad=True)
     losses = functional.nll_loss(scores, torch.tensor([0, 1]), ignore_index=1, reduction="sum")
