@@ -245,6 +245,16 @@ def test_a_kernel_that_writes_has_no_rule_and_crashes_nothing(library):
     assert gradient.tolist() == [2, 0] and warned == []
 
 
+def test_prefer_exact_keeps_the_layout_of_plain_pytorchs_result():
+    exact = torch.tensor([[1.0, 9.0, nan, 9.0], [inf, 9.0, 4.0, 9.0]])[:, ::2]
+    careful = ignoring.Cotangent(torch.tensor([[5.0, 6.0], [7.0, 8.0]]), torch.tensor([[True, True], [True, False]]))
+    for laid_out in (exact, exact.mT.contiguous().mT):
+        merged = ignoring.prefer_exact(laid_out, careful)
+        assert ignoring.unwrap(merged).stride() == laid_out.stride()
+        assert ignoring.unwrap(merged).tolist() == [[1.0, 6.0], [7.0, 4.0]]
+        assert ignoring.mask_of(merged).tolist() == [[True, True], [True, False]]
+
+
 RECORDED = {
     "Dirichlet": lambda x: torch.distributions.Dirichlet(x, validate_args=False).rsample().square(),
     "Beta": lambda x: torch.distributions.Beta(x[:, 0], x[:, 1], validate_args=False).rsample().square(),

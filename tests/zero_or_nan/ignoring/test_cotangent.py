@@ -78,6 +78,14 @@ def test_whole_numbers_have_no_mask(operator):
     assert type(operator(cotangent())) is torch.Tensor
 
 
+@pytest.mark.parametrize(("size", "stride", "offset"), [((2,), (5,), 3), ((2, 2), (2, 5), 1), ((2,), (3,), 3)])
+def test_a_strided_view_of_a_value_with_gaps_in_memory(size, stride, offset):
+    """The mask of the view has the elements that the value of the view has."""
+    value = torch.zeros(12).as_strided((2, 2), (5, 2), 1).copy_(VALUE)
+    view = Cotangent(value, torch.tensor(MASK)).as_strided(size, stride, offset)
+    assert torch.equal(view.mask, view.value != 0)
+
+
 @pytest.mark.parametrize("used", [
     torch.arange(2 * CHUNK + 3) % 2 == 0, torch.arange(3 * CHUNK) >= 2 * CHUNK, torch.arange(3 * CHUNK) > CHUNK + 5
 ], ids=["mixed", "in order", "in order, within a part"])  # fmt: skip

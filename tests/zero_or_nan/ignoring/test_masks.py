@@ -116,3 +116,16 @@ def test_whatever_is_not_0_counts(number):
             assert torch.equal(found, mask | (values != 0))
             if not number and mask.numel() > 1000 and mask.stride(-1) == 0 and not math.copysign(1, number) < 0:
                 assert core(found).shape == core(mask).shape or laid_out.stride(-1) != 1
+
+
+def test_what_is_only_said_to_be_conjugate_or_negative():
+    rows = (torch.arange(64) % 2 == 0)[:, None]
+    for said in (torch.conj, torch._neg_view):
+        numbers = torch.randn(64, 64, dtype=torch.complex64 if said is torch.conj else torch.float32)
+        kept = torch.where(rows, said(numbers), 0)
+        assert torch.equal(only(rows, said(numbers)), kept)
+        assert torch.equal(and_whatever_is_not_0(rows.expand(64, 64), said(kept)), rows.expand(64, 64))
+        for write in (put_zeros, lambda values, counts: put_where_ignored(values, counts, torch.zeros_like(values))):
+            written = said(numbers.clone())
+            write(written, rows)
+            assert (written.is_conj() or written.is_neg()) and torch.equal(written, kept)

@@ -34,6 +34,14 @@ def test_finite_elements_stay_and_nan_is_replaced_in_place(bad, transposed):
     assert_same(exact, before)
 
 
+@pytest.mark.parametrize("part", [lambda exact: exact, lambda exact: exact[0]], ids=["the same", "a part"])
+def test_an_argument_that_is_returned_is_not_written_over(part):
+    exact, followed = results(math.nan)
+    before = exact.clone()
+    assert bool(Merging([exact], [part(exact)]).merged(exact, followed).isfinite().all())
+    assert_same(exact, before)
+
+
 def test_elements_that_share_memory_are_not_written_over():
     exact = torch.full((1,), math.nan).expand(4)
     merged = Merging([exact], []).merged(exact, torch.arange(4.0))

@@ -75,6 +75,17 @@ def test_a_dangerous_graph_is_not_called_harmless(name):
     assert ignoring.grad(total, x)[0].isfinite().all()
 
 
+def test_large_views_that_begin_alike_are_told_apart():
+    count = 1 << 17
+    memory = torch.ones(2 * count)
+    memory[-2] = inf
+    x = torch.ones(count, requires_grad=True)
+    for y in (x * memory[:count] * memory[::2], x * memory[::2] * memory[:count]):
+        assert not graph_is_safe(torch.where(torch.arange(count) < 5, y, 0.0).sum())
+    z = x * memory[:count] * memory[1::2]
+    assert graph_is_safe(z.sum()) or not hasattr(_saved, "unpack_hook")
+
+
 # Graphs without a danger.
 
 
