@@ -8,6 +8,7 @@ import torch
 from torch.masked import masked_tensor
 
 from helpers import MASKED, Case, ClaimFailed, methods, reference
+from helpers.compare import Tolerance
 from helpers.entries import Absent, outcome
 from helpers.methods import METHODS, Method, register
 from helpers.show import MIME
@@ -23,6 +24,17 @@ def case():
 def test_an_unknown_case_is_refused_and_the_known_ones_are_named():
     with pytest.raises(KeyError, match="no case has the key '1'; the keys are .*52248.*4132"):
         Case("1")
+
+
+def test_a_claim_is_kept_as_it_was_stated(case, capsys):
+    case.claim(
+        "masked", "x.grad", torch.tensor([0.5]), [0.5], ulps=1, rtol=0.1, atol=0.01, signed_zero=True, because="x"
+    )
+    (made,) = case.claims
+    assert (made.case, made.method, made.quantity) == ("4132", "masked", "x.grad")
+    assert made.tolerance == Tolerance(ulps=1, rtol=0.1, atol=0.01, signed_zero=True, because="x")
+    assert made.observed.data.dtype is torch.float32 and made.holds
+    assert capsys.readouterr().out.startswith("holds: 4132 · masked · x.grad = [0.5]")
 
 
 def test_a_method_is_registered_once(monkeypatch):

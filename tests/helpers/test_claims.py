@@ -110,3 +110,12 @@ def test_html_of_a_claim_that_holds_names_method_quantity_and_elements():
     assert "(as stated)" in html and not set(html) & set("✓✔☑≈") and "right" not in html
     html = claim([1.0], [1.0], Tolerance(ulps=2, signed_zero=True)).html()
     assert "(as stated, within 2 ulps, sign of zero counts)" in html
+
+
+def test_html_of_an_exception_says_what_was_raised_and_how_its_message_starts():
+    html = claim(TypeError, TypeError("no mm\nsecond line")).html()
+    assert "raises TypeError" in html and "no mm" in html and "second line" not in html and " = " not in html
+    assert "message" not in claim(TypeError, TypeError()).html()
+    html = claim(TypeError, TypeError("word " * 100)).html()
+    assert "word …" in html and "word " * 33 not in html
+    assert "…" not in claim(TypeError, TypeError("w" * 100)).html()

@@ -50,6 +50,10 @@ def test_a_masked_tensor_brings_its_mask_and_is_detached():
     assert type(entries.data) is torch.Tensor and not entries.data.requires_grad
 
 
+def test_numpy_arrays_are_read_in_any_byte_order():
+    assert outcome(np.array([1.0, 2.5], dtype=">f8")).texts() == ["1", "2.5"]
+
+
 @pytest.mark.parametrize(
     ("numbers", "dtype"),
     [

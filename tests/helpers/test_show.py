@@ -86,6 +86,17 @@ def test_a_table_has_headers_of_rows_and_columns_and_can_be_reached_by_keyboard(
         table("c", ["a", "b"], [["r", "s", "t"]])
 
 
+def test_a_wide_table_can_be_stacked_with_labels_and_stays_a_table():
+    narrow, wide = (table("c", list("abcde")[:count], [list("vwxyz")[:count]]) for count in (3, 4))
+    assert "zn-stack" not in narrow and '<table role="table" class="zn-stack">' in wide
+    assert "zn-stack" in table("c", ["a"], [["v"]], stack=True)
+    assert "zn-stack" not in table("c", list("abcd"), [list("vwxy")], stack=False)
+    long_word = ["<code>F.binary_cross_entropy_with_logits</code>, <code>log</code>", "float32"]
+    assert "zn-stack" in table("c", ["a", "b"], [long_word])
+    assert "zn-stack" not in table("c", ["a", "b"], [[f"<code>log</code>{' other words' * 9}", "a long text " * 9]])
+    assert 'data-head="x &amp; y"' in table("c", ["a", "<code>x &amp; y</code>"], [["r", "s"]])
+
+
 def test_a_notebook_goes_on_where_a_claim_does_not_hold_and_shows_both_results(shell, monkeypatch):
     record = {"torch": "2.13.0", "device": "cpu", "outcomes": [
         {"type": "claim", "case": "4132", "method": "vanilla", "quantity": "x.grad", "observed": outcome([2.0]).json()},

@@ -329,6 +329,15 @@ def test_a_name_that_pytorch_lacks_is_refused_in_the_releases_that_are_said_to_h
             register("NoSuch", **names)
 
 
+@pytest.mark.parametrize("release, selects", [("2.15.0", False), ("2.16.0", True)])
+def test_a_function_has_one_record_before_a_release_and_another_one_from_it_on(release, selects, monkeypatch):
+    monkeypatch.delitem(FUNCTIONS, "Exp")
+    monkeypatch.setattr(torch, "__version__", release)
+    ignoring.function("Exp", until="2.15")
+    ignoring.function("Exp", since="2.16", selects=True)
+    assert FUNCTIONS["Exp"].selects == selects
+
+
 def test_a_name_that_a_newer_release_lacks_is_reported_when_the_library_is_imported(monkeypatch):
     monkeypatch.setattr(torch, "__version__", NEW[1])
     monkeypatch.setattr(registry, "MISSING", [])

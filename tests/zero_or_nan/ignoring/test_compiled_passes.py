@@ -64,6 +64,16 @@ def test_a_graph_for_many_sizes_is_followed():
         assert not told and torch.equal(found, gradient(selected, x)[0])
 
 
+def test_passes_repeat_and_leave_nothing_behind():
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    loss = torch.compile(selected, backend="aot_eager")(x)
+    forward = loss.grad_fn._forward_cls
+    before = vars(forward)["_backward_impl"]
+    ignoring.backward(loss, retain_graph=True)
+    ignoring.backward(loss)
+    assert vars(forward)["_backward_impl"] is before and x.grad.tolist() == [2, 0]
+
+
 def test_a_selection_behind_the_region_and_masks_that_are_asked_for():
     x = torch.tensor([1.0, 0.0, 4.0], requires_grad=True)
     roots = torch.compile(lambda x: x.sqrt() * 2, backend="aot_eager")

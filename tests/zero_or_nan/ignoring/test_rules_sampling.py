@@ -104,6 +104,19 @@ def test_a_place_counts_where_a_channel_uses_it():
     assert masked.get_mask().tolist() == [[[[True, True], [False, False]]], [[[False, False], [False, False]]]]
 
 
+@pytest.mark.parametrize("poison", [nan, inf, 3e38])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_an_image_counts_that_is_used_at_a_place_that_is_no_number(mode, poison):
+    """In three dimensions PyTorch's forward clips NaN to the last pixel, and its backward forgets that it was read."""
+    image, grid = samples(3)
+    grid[0, 0, 0, 0] = poison
+    z = torch.zeros_like(image).requires_grad_()
+    output = grid_sample(image + z.sqrt(), grid, mode, "border", False)
+    (ours,) = ignoring.grad(output[0, 1, 0, 0, 0] + output[1, 2].sum(), z)
+    assert not ours[0, 1].isfinite().any()
+    assert not ours[0, [0, 2]].any() and not ours[1, :2].any()
+
+
 def test_the_other_library_is_fixed_by_pytorchs_own_kernel():
     """On a processor there is no cuDNN; something in its place gives what it would."""
     image, grid = samples(2)

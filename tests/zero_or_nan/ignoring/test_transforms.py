@@ -179,4 +179,12 @@ def test_what_the_private_vmap_hides_is_warned_about(create_graph):
         _vmap(lambda v: ignoring.grad(guard(x), x, v, create_graph=create_graph)[0])(torch.ones(1, 2))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of prototypes
+@pytest.mark.parametrize("leaf", [torch.eye(2).to_sparse, torch.eye(2).to_sparse_csr])
+def test_masked_for_a_leaf_that_is_not_dense(leaf):
+    x = leaf().requires_grad_()
+    with pytest.raises(ValueError, match=r'ignored="masked" needs dense inputs'):
+        ignoring.grad((x * 2).sum(), x, ignored="masked")
+
+
 # Tensors of a subclass.
