@@ -106,6 +106,18 @@ def test_what_the_loss_ignored_has_no_part(mask, score, shared, poison):
     assert_right(ignoring.grad(loss, leaves), plain, wanted, 1e-3, 1e-5)
 
 
+@pytest.mark.parametrize("which", [1, 2], ids=["key", "value"])
+def test_a_value_that_the_mask_cuts_off_is_used_but_its_key_is_not(which):
+    """The mask selects among the scores, but the value's weight is a computed 0."""
+    torch.manual_seed(0)
+    leaves = [torch.rand(BATCH, HEADS, TOKENS, FEATURES) + 0.5 for _ in range(3)]
+    leaves[which][0, 0, -1, 1] = 0
+    leaves = [t.requires_grad_() for t in leaves]
+    out = attend([t.sqrt() if number == which else t for number, t in enumerate(leaves)], causal, None)
+    ours = ignoring.grad(out[:, :, :5].sum(), leaves)
+    assert [int(t.isnan().sum()) for t in ours] == [0, 0, which - 1]
+
+
 def test_a_used_query_that_met_nan_is_named():
     torch.manual_seed(0)
     tensors = [torch.randn(BATCH, HEADS, TOKENS, FEATURES) for _ in range(3)]

@@ -1,12 +1,14 @@
 """Sequences of several lengths, whose padding is poison: next to each of them alone, in float64."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from alone import assert_close, of_each_sequence
 from torch import nn
 from torch.nn.utils import rnn
+from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
 
@@ -64,3 +66,20 @@ def test_padding_that_is_packed_away_is_ignored(cell, in_order, batch_first, kin
     ignoring.backward(kept.square().sum() + sum(state[:, used].sum() for state in last))
     assert not x.grad[~known[:, :5]].any()
     assert_right(reader, x, clean, lengths, lambda out, last: out.square().sum() + sum(s.sum() for s in last), used)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_in_a_checkpoint(reentrant):
+    """One that brings saved tensors back by hooks gives each once: it is told that the gradient is plain PyTorch's."""
+    reader = Reader("GRU")
+    x = batch(SORTED, nan)[1].requires_grad_()
+
+    def packed(x):
+        return reader.cells(rnn.pack_padded_sequence(reader.embedded(x), torch.tensor(SORTED), True))[0].data
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ignoring.backward(checkpoint(packed, x, use_reentrant=reentrant).sum())
+    followed = bool(reader.embed.weight.grad.isfinite().all())
+    assert followed != any("PackPaddedSequence" in str(each.message) for each in told)
+    assert followed or not reentrant

@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch._vmap_internals import _vmap
 from torch.autograd import functional
 from torch.func import grad, hessian, jacfwd, jvp, vmap
+from torch.testing._internal.logging_tensor import LoggingTensor
 
 from zero_or_nan import ignoring
 
@@ -177,6 +179,29 @@ def test_what_the_private_vmap_hides_is_warned_about(create_graph):
     x = torch.tensor([1.0, 100.0], requires_grad=True)
     with pytest.warns(UserWarning, match="a tensor inside of torch.vmap"):
         _vmap(lambda v: ignoring.grad(guard(x), x, v, create_graph=create_graph)[0])(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: guard(x * w),
+        lambda x, w: (x * w).exp().softmax(0)[:1],
+        lambda x, w: F.layer_norm((x * w).exp(), (2,))[:1],
+        lambda x, w: (x[:, None] @ w[None]).exp()[:1],
+    ],
+)
+def test_a_plain_cotangent_for_tensors_of_a_subclass(function, create_graph):
+    x = LoggingTensor(torch.tensor([1.0, 100.0])).requires_grad_()
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = function(x, w)
+    plain = torch.autograd.grad(y, [x, w], torch.ones(y.shape), retain_graph=True)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ours = ignoring.grad(y, [x, w], torch.ones(y.shape), create_graph=create_graph)
+    assert all("could not follow" in str(warning.message) for warning in told)
+    assert all(type(o) is type(p) for o, p in zip(ours, plain, strict=True))
+    assert told or all(bool(o.elem.isfinite().all()) for o in ours)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of prototypes
