@@ -1,4 +1,4 @@
-"""Importing the helpers costs a page nothing, and all that pages import is named."""
+"""Importing the helpers costs a page nothing."""
 
 import ast
 import sys

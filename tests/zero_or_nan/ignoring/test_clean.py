@@ -182,9 +182,6 @@ def views_and_writes_in_place(auto):
     return x.grad
 
 
-# Modes that others have switched on.
-
-
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_clean_program_is_plain_pytorchs(name, each_way):
     plain, ours = both(CLEAN[name])

@@ -1,4 +1,4 @@
-"""In the places where backward runs: dtypes, layouts, hooks, checkpoints, sparse gradients, threads, compiled code."""
+"""In the places where backward runs: dtypes, layouts, hooks, checkpoints, sparse gradients, compiled code."""
 
 import math
 
@@ -181,7 +181,7 @@ def test_a_sparse_gradient_of_a_contaminated_loss():
     assert table.weight.grad.to_dense().tolist() == [[pytest.approx(math.e)], [0.0], [0.0]]
 
 
-# Threads.
+# Compiled code.
 
 
 @pytest.mark.parametrize("of", ["backward", "grad"])

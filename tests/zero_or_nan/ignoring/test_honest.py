@@ -274,7 +274,7 @@ def test_the_very_bits_the_sign_of_zero_included(name):
     assert bits(ours[kept]) == bits(plain[kept]) and ours.stride() == plain.stride()
 
 
-# Zero and ignored, told apart.
+# Masks.
 
 
 def test_a_mask_is_not_computed_in_half_precision():

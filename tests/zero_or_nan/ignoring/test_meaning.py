@@ -66,9 +66,6 @@ def test_a_loss_has_the_gradient_of_what_it_uses(name):
     assert gradient(lambda x: loss(x).sum(), *values).tolist() == pytest.approx(expected)
 
 
-# Every kind of danger behind a selection.
-
-
 # A zero that was computed is a number.
 
 

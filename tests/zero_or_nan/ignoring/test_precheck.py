@@ -199,9 +199,6 @@ def test_memory_that_was_given_back_is_not_looked_at(place, size):
     assert not graph_is_safe(y[:1].sum())
 
 
-# Nothing that could be ignored.
-
-
 # What can't be known.
 
 
