@@ -2,15 +2,15 @@
 
 import math
 import platform
-import warnings
 
 import pytest
 import torch
 from torch.masked import masked_tensor
 
-from helpers import MASKED, Case, ClaimFailed, reference
+from helpers import MASKED, Case, ClaimFailed, methods, reference
 from helpers.compare import Tolerance
-from helpers.entries import Absent, Raised, outcome
+from helpers.entries import Absent, outcome
+from helpers.methods import METHODS, Method, register
 from helpers.show import MIME
 
 nan, inf = math.nan, math.inf
@@ -26,9 +26,6 @@ def test_an_unknown_case_is_refused_and_the_known_ones_are_named():
         Case("1")
 
 
-# Claims.
-
-
 def test_a_claim_is_kept_as_it_was_stated(case, capsys):
     case.claim(
         "masked", "x.grad", torch.tensor([0.5]), [0.5], ulps=1, rtol=0.1, atol=0.01, signed_zero=True, because="x"
@@ -38,6 +35,18 @@ def test_a_claim_is_kept_as_it_was_stated(case, capsys):
     assert made.tolerance == Tolerance(ulps=1, rtol=0.1, atol=0.01, signed_zero=True, because="x")
     assert made.observed.data.dtype is torch.float32 and made.holds
     assert capsys.readouterr().out.startswith("holds: 4132 · masked · x.grad = [0.5]")
+
+
+def test_a_method_is_registered_once(monkeypatch):
+    monkeypatch.setattr(methods, "METHODS", registry := dict(METHODS))
+    assert register("new", "New", "A new method.") == methods.method("new") == Method("new", "New", "A new method.")
+    before = dict(registry)
+    with pytest.raises(ValueError, match=r"the method 'vanilla' is already registered, as: Plain PyTorch"):
+        register("vanilla", "other", "Another.")
+    assert registry == before
+
+
+# Claims.
 
 
 @pytest.mark.parametrize(
@@ -86,16 +95,6 @@ def test_a_mistake_in_a_claim_is_an_error_and_no_claim(case):
 # Exceptions.
 
 
-def test_an_expected_exception_is_a_claim(case, capsys):
-    with case.raises("masked", "mm", TypeError, match="f(x) [1+"):  # plain text and no pattern
-        raise TypeError("no f(x) [1+ here")
-    (made,) = case.claims
-    assert made.holds and (made.method, made.quantity, made.tolerance) == ("masked", "mm", Tolerance())
-    assert made.expected == Raised("TypeError", "f(x) [1+")
-    assert made.observed == Raised("TypeError", "no f(x) [1+ here")
-    assert "raises TypeError" in capsys.readouterr().out
-
-
 def test_another_exception_or_message_or_none_fails_the_claim(case):
     for expected, match, raised, message in (
         (RuntimeError, "", NotImplementedError("x"), "raises NotImplementedError"),  # a subclass is another exception
@@ -114,16 +113,6 @@ def test_an_interrupt_goes_through(case):
     with pytest.raises(KeyboardInterrupt), case.raises("masked", "mm", TypeError):
         raise KeyboardInterrupt
     assert case.claims == []
-
-
-def test_warnings_on_the_way_go_with_the_claim_once_each(case):
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        with case.raises("masked", "mm", TypeError):
-            for message in ("first line\nsecond line", "another", "another"):
-                warnings.warn(message, UserWarning, stacklevel=1)
-            raise TypeError("x")
-    assert case.claims[0].holds and case.claims[0].warned == ("first line", "another")
 
 
 # The verdict.

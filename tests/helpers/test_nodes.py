@@ -5,10 +5,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-import torch.nn.functional as F
 from bs4 import BeautifulSoup
 
-from helpers.advice import CALLS, listed, made_by, node_names
+from helpers.advice import listed, node_names
 from helpers.nodes import Node, _known, node, nodes
 
 EVERY = nodes()
@@ -32,22 +31,6 @@ def test_every_operator_exists_and_has_the_inputs():
 
 
 X, Y = torch.full((2, 2), 0.5, requires_grad=True), torch.full((2, 2), 1.5, requires_grad=True)
-MADE = {
-    "X ** 2": (lambda: X**2, "PowBackward0", ("self",)),
-    "X ** Y": (lambda: X**Y, "PowBackward1", ("self", "exponent")),
-    "2 ** Y": (lambda: 2**Y, "PowBackward2", ("exponent",)),
-    "F.linear": (lambda: F.linear(X, Y, Y[0]), "AddmmBackward0", ("self", "mat1", "mat2")),
-    "X.sum(0)": (lambda: X.sum(0), "SumBackward1", ("self",)),
-    "conv": (lambda: F.conv1d(X[None], Y[None], Y[0, :1]), "ConvolutionBackward0", ("input", "weight", "bias")),
-}
-
-
-@pytest.mark.parametrize("what", MADE)
-def test_a_node_has_as_many_outputs_as_inputs_in_their_order(what):
-    make, name, inputs = MADE[what]
-    made = make().grad_fn
-    assert made.name() == name and EVERY[name].inputs == inputs
-    assert len(made.next_functions) == len(inputs)
 
 
 def test_the_formulas_are_those_of_the_file():
@@ -87,15 +70,6 @@ def test_the_function_is_one_that_python_has():
     assert EVERY["MaskedFillBackward0"].function == "torch.masked_fill" and EVERY["GeluBackward0"].function == "F.gelu"
     assert Node("A", "special_i0e").function == "torch.special.i0e"
     assert Node("A", "no_such_operator").function == "aten::no_such_operator" and Node("A").function == ""
-
-
-def test_layers_and_losses_are_found_in_their_graphs():
-    made = made_by()
-    assert made["ConvolutionBackward0"][:2] == ["F.conv1d", "F.conv2d"]
-    assert made["AddmmBackward0"][0] == "F.linear"
-    assert "F.cross_entropy" in made["NllLossBackward0"] and "F.cross_entropy" in made["LogSoftmaxBackward0"]
-    assert set(made) <= set(EVERY) and "ViewBackward0" not in made
-    assert all(any(call.partition("(")[0] in calls for calls in made.values()) for call in CALLS)
 
 
 def test_nodes_with_advice_come_first_and_all_others_are_folded_one_line_each(capsys):

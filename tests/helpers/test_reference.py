@@ -5,10 +5,7 @@ import math
 import pytest
 import torch
 
-from helpers.backward.graph import record
-from helpers.backward.told import tell
-from helpers.compare import Tolerance, differing
-from helpers.entries import MASKED, Kind, outcome
+from helpers.entries import Kind
 from helpers.reference import reference
 
 nan, inf = math.nan, math.inf
@@ -51,16 +48,6 @@ def test_an_undefined_gradient_of_a_used_entry_stays_undefined():
     assert result.texts() == ["-inf", "-1"]
 
 
-def test_entries_are_contiguous_detached_and_apart_from_x():
-    x = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
-    for used in (None, torch.tensor([True, False])):
-        result = reference(lambda x: x.sum(), x, used=used)
-        assert result.data.is_contiguous() and result.mask.is_contiguous()
-        assert not result.data.requires_grad
-    used.fill_(False)
-    assert x.grad is None and result.mask.tolist() == [True, False]
-
-
 def test_a_loss_that_is_no_scalar_and_a_mask_that_does_not_fit_are_refused():
     assert reference(lambda x: x.sum().reshape(1, 1), torch.ones(2)).texts() == ["1", "1"]
     with pytest.raises(ValueError, match=r"loss must return a scalar, got a tensor of shape \(2,"):
@@ -73,12 +60,3 @@ def test_a_loss_that_is_no_scalar_and_a_mask_that_does_not_fit_are_refused():
     ):
         with pytest.raises(ValueError, match=message + text):
             reference(lambda x: x.sum(), torch.ones(2, 3), used=used)
-
-
-def test_a_page_may_choose_another_default_device():
-    """On the meta device no tensor has numbers, so reading one that was made there by mistake would raise."""
-    x = torch.tensor([0.0, 4.0], requires_grad=True)
-    with torch.device("meta"):
-        wanted = reference(lambda used: used.sqrt().sum(), x, x.detach() > 0)
-        assert differing(outcome([MASKED, 0.25]), wanted, Tolerance(rtol=1e-9)) == []
-        tell(record((x * 2).sum(), {"x": x}))

@@ -12,13 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import torch
 
-from helpers import MASKED, Case, ClaimFailed, recorded
+from helpers import MASKED, Case, recorded
 from helpers.entries import Absent, Kind, Raised, outcome
-from helpers.show import MIME, entry, page, result, show, table
-
-
-def item(facts):
-    return SimpleNamespace(text=lambda: "as text", html=lambda: "<p>as html</p>", json=lambda: facts)
+from helpers.show import MIME, entry, page, result, table
 
 
 @pytest.fixture
@@ -51,32 +47,6 @@ class Tags(HTMLParser):
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
-
-
-# Where a result goes.
-
-
-def test_a_notebook_gets_a_bundle_with_html_and_with_json_if_there_are_facts_and_others_text(
-    shell, monkeypatch, capsys
-):
-    show(item({"type": "x"}))
-    show(item(None))
-    first, second = shell.published
-    assert first == {"text/plain": "as text", "text/html": page("<p>as html</p>"), MIME: {"type": "x"}}
-    assert set(second) == {"text/plain", "text/html"}
-    assert capsys.readouterr().out == ""
-    monkeypatch.setenv("ZERO_OR_NAN_CLAIMS", "raise")
-    with pytest.raises(ClaimFailed):
-        Case("4132").claim("vanilla", "x.grad", torch.ones(1), [2.0])
-    assert shell.published[-1][MIME]["holds"] is False
-    del shell.kernel  # a shell in a terminal
-    show(item({}))
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))  # imported, but not running
-    show(item({}))
-    assert capsys.readouterr().out == 2 * "as text\n" and len(shell.published) == 3
-
-
-# What a reader sees.
 
 
 def test_a_result_is_escaped_and_says_what_stood_in_the_place_of_elements():

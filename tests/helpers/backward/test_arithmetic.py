@@ -172,26 +172,3 @@ def test_of_a_sum_of_products_the_first_that_is_nan_is_told():
     mask = step.arrives[0]["ignoring"].mask
     assert [made.ignored(at, mask) for at in (0, 1)] == ["-- × inf", "-- × NaN"]
     assert made.ignored(0, torch.ones_like(mask)) == ""
-
-
-def test_what_was_broadcast_is_a_sum_too():
-    scale = leaf(2.0)
-    step, sent = first((scale * torch.tensor([1.0, nan]))[:1].sum(), {"scale": scale}, "mul")
-    made = arithmetic(step, sent)
-    assert dict(made.births()) == {0: "0 × NaN = NaN"} and not made.entrywise
-    assert made.terms.shape == (2,) and made.value.shape == (1,)
-
-
-def test_what_is_ignored_has_no_sign_and_other_numbers_stay():
-    x = leaf(0.0, 4.0)
-    step, sent = first((1 / x)[1:].sum(), {"x": x}, "reciprocal")
-    made = arithmetic(step, sent)
-    assert made.entrywise and made.ignored(0, step.arrives[0]["ignoring"].mask) == "-- × (inf × inf)"
-    assert made.ignored(1, torch.zeros(2, dtype=torch.bool)) == ""  # it would be no NaN
-
-
-def test_the_sign_of_a_zero_is_a_bit():
-    x = leaf(-1.0, 2.0)
-    step, sent = first(x.exp(), {"x": x}, gradient=torch.zeros(2))
-    value = dataclasses.replace(sent.value["vanilla"], data=torch.tensor([0.0, -0.0]))
-    assert arithmetic(step, dataclasses.replace(sent, value={"vanilla": value})) is None

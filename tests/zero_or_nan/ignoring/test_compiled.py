@@ -122,21 +122,6 @@ def positive(x):
     return torch.where(x > 0, x, 0.0).sum()
 
 
-CLASSES = torch.tensor([0, 1])
-
-
-class PickedByNumbers(torch.autograd.Function):
-    """Its backward is that of `nll_loss`, and its zeros are a convention."""
-
-    @staticmethod
-    def forward(ctx, scores):
-        return scores.sum() * 1
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return torch.ops.aten.nll_loss_backward(gradient, torch.ones(2, 2), CLASSES, None, 2, -100, torch.ones(()))
-
-
 USED = {
     "the same where, of the user": (
         lambda x: (lambda y: positive(y) + LikeWhere.apply(y).sum())(x.sqrt()), [1.0, 0.0],
@@ -158,10 +143,6 @@ USED = {
     ),
     "nll_loss with a weight of 0": (
         lambda x: F.nll_loss(x.view(2, 2).log(), torch.tensor([0, 1]), torch.tensor([0.0, 1.0])), [0.0, 1.0, 1.0, 2.0],
-    ),
-    "nll_loss beside the same product": (
-        lambda x: (lambda y: F.nll_loss(y, CLASSES, reduction="sum") + PickedByNumbers.apply(y))(x.view(2, 2).log()),
-        [1.0, 0.0, 1.0, 2.0],
     ),
     "a function of the user": (lambda x: Clipped.apply(x.sqrt()).sum(), [0.0, 0.0]),
 }  # fmt: skip

@@ -56,15 +56,6 @@ def test_attention_without_dropout_may_be_computed_again(dropout, draws):
     assert graphs._draws(graph.call_function(torch.ops.aten.native_dropout.default, (rows, dropout, True)))
 
 
-def test_a_clean_pass_interprets_nothing(monkeypatch):
-    monkeypatch.setattr(
-        "zero_or_nan.ignoring.extras.compiled.step.region_of", lambda forward: pytest.fail("interpreted")
-    )
-    x = torch.tensor([1.0, 4.0, -1.0])
-    program = torch.compile(lambda x: torch.where(x > 0, x * 2, 0.0).sum(), backend="aot_eager")
-    assert gradient(program, x)[0].tolist() == [2, 2, 0]
-
-
 def test_a_graph_for_many_sizes_is_followed():
     program = torch.compile(selected, backend="aot_eager", dynamic=True)
     for size in (3, 5, 4):
@@ -117,20 +108,6 @@ def held(monkeypatch):
 def test_arguments_are_held_only_if_they_may_be_needed(program, numbers, is_held, held):
     found, _ = gradient(torch.compile(program, backend="aot_eager"), torch.tensor(numbers))
     assert held == [is_held] and found.isfinite().all()
-
-
-def test_arguments_of_a_graph_that_cannot_be_followed_are_not_even_looked_at(held):
-    x = torch.tensor([1.0, 0.0])
-    found, told = gradient(torch.compile(lambda x: x.sqrt().cumprod(0)[:1].sum(), backend="aot_eager"), x)
-    assert not held and found[1].isnan() and "whose derivative ignoring replaces" in told[0]
-
-
-def test_arguments_are_held_for_masks_and_for_what_is_ahead(held):
-    x = torch.tensor([4.0, 1.0], requires_grad=True)
-    program = torch.compile(lambda x: torch.relu(x * 2)[:1].sum(), backend="aot_eager")
-    (masked,) = ignoring.grad(program(x), [x], ignored="masked")
-    ignoring.backward(program(x.sqrt()))
-    assert held == [True, True] and masked.get_mask().tolist() == [True, False]
 
 
 def test_a_parameter_is_read_until_it_was_finite_once(held):

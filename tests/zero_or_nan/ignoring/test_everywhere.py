@@ -1,11 +1,9 @@
-"""In the places where backward runs: dtypes, layouts, hooks, checkpoints, sparse gradients, threads, compiled code."""
+"""In the places where backward runs: dtypes, layouts, hooks, checkpoints, sparse gradients, compiled code."""
 
 import math
-import threading
 
 import pytest
 import torch
-from telling import Exponential
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -103,18 +101,6 @@ def test_a_hook_may_change_the_gradient_and_what_is_ignored_stays_so(change, fac
     assert type(gradient) is type(x.grad) is Tensor and x.grad.tolist() == pytest.approx([math.e * factor, 0.0])
 
 
-def test_what_a_hook_writes_into_the_gradient_counts():
-    x = contaminated(2)
-    y = x * 1
-
-    def hook(gradient):
-        gradient[1] = 5.0
-
-    y.register_hook(hook)
-    ignoring.backward(safe(y).sum())
-    assert x.grad.tolist() == [pytest.approx(math.e), 5.0]
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_pass_in_a_mode_without_gradients(mode):
     """Inference tensors have no version that shows what a hook wrote into them: that counts all the same."""
@@ -195,31 +181,7 @@ def test_a_sparse_gradient_of_a_contaminated_loss():
     assert table.weight.grad.to_dense().tolist() == [[pytest.approx(math.e)], [0.0], [0.0]]
 
 
-# Threads.
-
-
-@pytest.mark.filterwarnings("error")
-def test_passes_in_several_threads():
-    results, wrong = {}, []
-
-    def work(i):
-        try:
-            for _ in range(20):
-                x = torch.tensor([1.0, 100.0], requires_grad=True)
-                y = Exponential.apply(x * 1) if i == 0 else (x * 1).exp()
-                ignoring.backward(torch.where(x < 50, y, 0.0).sum())
-                results.setdefault(i, []).append(x.grad.tolist())
-        except UserWarning as warning:
-            wrong.append((i, str(warning)))
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [i for i, _ in wrong] == [0]  # only its derivative is in NumPy; warnings are errors here
-    assert all(row == [pytest.approx(math.e), 0.0] for i in (1, 2, 3) for row in results[i])
-    assert all(len(results[i]) == 20 for i in (1, 2, 3))
+# Compiled code.
 
 
 @pytest.mark.parametrize("of", ["backward", "grad"])

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.engine import passes
 
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=examples(1000))
 
@@ -178,75 +177,6 @@ def test_an_ignored_matrix_or_row_stays_out_of_the_second_derivative(name, bad, 
         torch.testing.assert_close(o[used], a)
 
 
-def turned(*shape):
-    """Random numbers, the last dimension first in memory."""
-    return torch.rand(shape[::-1], generator=torch.Generator().manual_seed(1)).permute(*range(len(shape))[::-1])
-
-
-BESIDE_NAN = turned(6, 5).masked_fill(torch.arange(5) == 3, math.nan)
-SAME = {
-    "det": (torch.linalg.det, turned(5, 3, 3)),
-    "grid_sample, every second place": (
-        lambda x: nn.functional.grid_sample(
-            x,
-            (3 * turned(2, 12, 12, 4).contiguous() - 1.5)[:, ::2, ::2, ::2],
-            padding_mode="border",
-            align_corners=False,
-        ).square(),
-        turned(2, 3, 3, 3),
-    ),
-    "masked_select": (lambda x: x.masked_select(turned(6, 5) > 0.5) ** 2, turned(6, 5)),
-    "median": (lambda x: x.median().square(), turned(6, 5)),
-    "l1_loss": (lambda x: nn.functional.l1_loss(x, 1 - x, reduction="none"), turned(6, 5)),
-    "logcumsumexp": (lambda x: x.logcumsumexp(0), BESIDE_NAN),
-}
-
-
-@pytest.mark.parametrize("first", [torch.autograd, ignoring])
-@pytest.mark.parametrize("name", SAME)
-def test_the_bits_and_strides_of_both_derivatives_are_plain_pytorchs(name, first, monkeypatch):
-    monkeypatch.setattr(passes, "is_safe", lambda *_: False)
-
-    def derivatives(first, second):
-        x = SAME[name][1].clone().requires_grad_()
-        output = SAME[name][0](x)
-        used = output.isfinite() & (torch.arange(output.numel()).reshape(output.shape) % 4 != 3)
-        (slope,) = first.grad(torch.where(used, output, 0).sum(), x, create_graph=True)
-        return slope.detach(), *second.grad((slope * turned(*x.shape).contiguous()).sum(), x, materialize_grads=True)
-
-    try:
-        expected = derivatives(torch.autograd, torch.autograd)
-    except RuntimeError as refusal:  # older releases have no second derivative of grid_sample
-        with pytest.raises(RuntimeError, match=re.escape(str(refusal))):
-            derivatives(first, ignoring)
-        return
-    for ours, plain in zip(derivatives(first, ignoring), expected, strict=True):
-        finite = plain.isfinite()
-        assert type(ours) is Tensor and ours.stride() == plain.stride() and finite.any()
-        assert torch.equal(ours[finite], plain[finite])
-
-
-def number_written(x):
-    y = torch.zeros(3, dtype=x.dtype)
-    y[0] = x[0] ** 3
-    return y
-
-
-@pytest.mark.parametrize("orders", [2, 3])
-@pytest.mark.parametrize(
-    "function", [number_written, lambda x: (x * x).cumprod(0)], ids=["y[0] = a number", "cumprod, which writes numbers"]
-)
-def test_a_number_that_is_written_into_a_tensor_keeps_its_record(function, orders):
-    def last(auto):
-        x = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64, requires_grad=True)
-        out = function(x).square()
-        for order in range(orders, 0, -1):
-            (out,) = auto.grad((out * torch.tensor([0.3, -1.1, 0.7])).sum(), x, create_graph=order > 1)
-        return out
-
-    torch.testing.assert_close(last(ignoring), last(torch.autograd))
-
-
 def guard(x):
     return torch.where(x < 50, x.exp(), torch.zeros_like(x))
 
@@ -265,56 +195,6 @@ def test_plain_backward_over_the_record_is_plain_pytorchs():
     assert type(x.grad) is Tensor
     torch.testing.assert_close(x.grad, theirs.grad, rtol=0, atol=0, equal_nan=True)
     assert x.grad.isnan().tolist() == [False, True]
-
-
-def test_an_undefined_second_derivative_stays_undefined():
-    x = torch.tensor([0.0, 4.0], requires_grad=True)
-    (slope,) = ignoring.grad(x.pow(1.5).sum(), [x], create_graph=True)
-    (second,) = ignoring.grad(slope.sum(), [x])
-    assert second.tolist() == [math.inf, 0.375]
-
-
-class ScaledLogs(torch.autograd.Function):
-    """The sum of the logarithms of positive numbers, times a factor."""
-
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.save_for_backward(x, factor)
-        return factor * torch.where(x > 0, x.log(), 0).sum()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, factor = ctx.saved_tensors
-        selected = gradient.expand(x.shape) * (x > 0)
-        return factor * selected / x, (selected * x.log()).sum()
-
-
-def test_inside_of_a_derivative_too_what_was_ignored_is_a_constant(monkeypatch):
-    monkeypatch.setitem(ignoring.FUNCTIONS, ScaledLogs, ignoring.Function(selects=True))
-    x = torch.tensor([2.0, 0.0], dtype=torch.float64, requires_grad=True)
-    factor, outer = (torch.tensor(n, dtype=torch.float64, requires_grad=True) for n in (3.0, 5.0))
-    (slope,) = ignoring.grad(outer * ScaledLogs.apply(x, factor), [factor], create_graph=True)
-    second = ignoring.grad(slope, [x, outer])
-    assert slope.item() == pytest.approx(5 * math.log(2))
-    assert second[0].tolist() == [2.5, 0.0] and second[1].item() == pytest.approx(math.log(2))
-
-
-def test_what_comes_back_to_a_tensor_is_added_up_in_pytorchs_order():
-    def second(auto):
-        torch.manual_seed(0)
-        x, w = (torch.rand(1000).add(0.1).requires_grad_() for _ in range(2))
-        y = x.tanh()
-        loss = (torch.where(y > 0.2, y / w + w / y, 0).square() * x).sum()
-        slopes = auto.grad(loss, [x, w], create_graph=True)
-        return auto.grad(sum((s * s.detach()).sum() for s in slopes), [x, w])
-
-    assert all(map(torch.equal, second(ignoring), second(torch.autograd)))
-
-
-def test_a_graph_in_which_nothing_can_be_ignored_is_plain_pytorchs():
-    x = torch.ones(2, requires_grad=True)
-    (slope,) = ignoring.grad(x.exp().sum(), [x], create_graph=True)
-    assert type(slope.grad_fn).__name__ == "MulBackward0"
 
 
 def test_the_record_is_let_go_with_its_result():

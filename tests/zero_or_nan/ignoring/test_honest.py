@@ -170,18 +170,6 @@ def test_a_zero_that_a_hook_writes_hides_nothing_wherever_the_tensor_comes_from(
     assert bits(ours) == bits(plain) and not plain[1].isfinite() and not told
 
 
-@pytest.mark.parametrize("unrelated", [0, 1])
-def test_a_hook_gives_the_same_whatever_else_is_in_the_loss(unrelated):
-    def loss(x):
-        y = x[:2] * 1
-        y.register_hook(lambda g: g / g.abs())
-        other = torch.where(x[2:] < 50, x[2:].exp(), 0.0).sum()
-        return torch.where(y < 50, y * y, 0.0).sum() + unrelated * other
-
-    ours, plain, _ = gradients(loss, [1.0, 100.0, 100.0])
-    assert bits(ours[:2]) == bits(plain[:2])
-
-
 # What the loss ignored.
 
 FIXED = {
@@ -286,22 +274,7 @@ def test_the_very_bits_the_sign_of_zero_included(name):
     assert bits(ours[kept]) == bits(plain[kept]) and ours.stride() == plain.stride()
 
 
-# Zero and ignored, told apart.
-
-
-def masked(loss, values, dtype=torch.float32):
-    x = torch.tensor(values, dtype=dtype, requires_grad=True)
-    (result,) = ignoring.grad(loss(x), x, ignored="masked")
-    return result
-
-
-@pytest.mark.parametrize("loss", [
-    lambda x: x.prod(), lambda x: x.angle().sum(), lambda x: x.sum(), lambda x: x.sgn().sum(),
-    lambda x: x.floor().sum(), lambda x: (x * 0).sum(), lambda x: x.clone().mul_(0).sum(),
-])  # fmt: skip
-def test_a_zero_that_was_computed_is_not_masked(loss):
-    result = masked(loss, [0.0, 0.0, 2.0])
-    assert result.get_mask().all() and result.get_data().isfinite().all()
+# Masks.
 
 
 def test_a_mask_is_not_computed_in_half_precision():
@@ -311,30 +284,3 @@ def test_a_mask_is_not_computed_in_half_precision():
     loss = F.avg_pool2d(x, 1024)[0, 0, 0, 0]
     (result,) = ignoring.grad(loss + 0 * torch.where(x < 0, x, 0).sum(), x, ignored="masked")
     assert result.get_mask().all()
-
-
-def test_with_an_infinite_cotangent_an_ignored_entry_is_zero_both_ways():
-    for mode in ("linear", "nearest"):
-        x = torch.tensor([4.0, 0.0], requires_grad=True)
-        y = F.interpolate(x[None, None], size=3, mode=mode)[0, 0, :1]
-        loss = (y * inf).sum()
-        (zero,) = ignoring.grad(loss, x, retain_graph=True)
-        (told,) = ignoring.grad(loss, x, ignored="masked")
-        assert bits(zero) == bits(told.get_data())
-        assert all(value == 0 for value, counts in zip(zero, told.get_mask(), strict=True) if not counts)
-
-
-def test_a_hook_of_a_node_gets_plain_tensors_and_what_it_gives_counts():
-    """Beside ours, which come first, and whose cotangents know their masks."""
-    seen = []
-
-    def hook(results, cotangents):
-        seen.extend(type(thing) for thing in (*results, *cotangents))
-        return tuple(result * nan for result in results)
-
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    y = x.exp()
-    y.grad_fn.register_hook(hook)
-    ignoring.backward(y[:1].sum() + torch.where(x < 0, (x - x).sqrt(), 0.0).sum())
-    assert set(seen) == {torch.Tensor}
-    assert x.grad.isnan().all()

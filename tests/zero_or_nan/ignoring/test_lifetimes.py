@@ -71,36 +71,6 @@ def test_nothing_is_held_when_the_losses_are_gone(passes, contaminated):
     assert held() == before
 
 
-def test_what_somebody_holds_stays_and_is_let_go_after_that():
-    before = held()
-    middle = chain(leaf(1.0, 1.0))
-    loss = chain(middle).sum()
-    ignoring.backward(loss)
-    del loss
-    rest, known = held()
-    assert rest == known
-    if lifetimes._keeps_its_object():
-        assert DEEP <= rest - before[0] <= DEEP + 5
-    del middle
-    assert held() == before
-
-
-def test_nothing_is_stashed_for_a_thread_that_ends():
-    left = []
-
-    def work():
-        x = torch.tensor([1.0, torch.nan], requires_grad=True)
-        layers = torch.nn.Linear(2, 2)
-        loss = torch.utils.checkpoint.checkpoint(layers, x.exp().expand(2, 2), use_reentrant=True)[:, :1].sum()
-        ignoring.backward(loss + x.exp()[:1].sum())
-        left.append(torch._C._is_key_in_tls(threads._KEY))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert left == [threads._other_devices() and threads._take_out is None]
-
-
 @pytest.mark.parametrize("built", [False, True])
 def test_whether_there_are_other_devices_is_told_without_setting_one_up(built, monkeypatch):
     def raises():

@@ -65,18 +65,6 @@ def test_reshaped():
             assert torch.equal(reshaped(mask, shape), mask.contiguous().reshape(shape))
 
 
-def test_rows_stay_rows():
-    rows = (torch.arange(8).reshape(8, 1, 1) % 2 == 0).expand(8, 64, 256)
-    assert core(reshaped(rows, (512, 256))).shape == (512, 1)
-    assert core(anywhere(rows, -1, keepdim=True)).numel() == 8
-    assert core(reshaped(rows, (512, 8, 32))).numel() == 512
-    assert core(reshaped(rows, (4096, 32))).numel() == 4096
-    heads = reshaped(rows.expand(8, 64, 256).unflatten(-1, (8, 32)).transpose(1, 2), (64, 64, 32))
-    assert core(heads).numel() == 64
-    assert core(reshaped(heads.transpose(0, 1), (64, 8, 256))).numel() == 64 * 8  # the heads are alike
-    assert core(both(rows, rows[:, :, :1].expand(8, 64, 256))).numel() == 8
-
-
 DTYPES = [torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.int64]
 
 

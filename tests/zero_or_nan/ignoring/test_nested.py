@@ -115,14 +115,6 @@ def test_a_leaf_that_is_jagged():
         ignoring.grad(nested.sqrt().unbind()[0].sum(), [nested], ignored="masked")
 
 
-def test_a_hook_that_puts_other_numbers_into_a_jagged_gradient():
-    nested = jagged_leaf(1.0, 2.0, 3.0, 4.0, 5.0, nan)
-    doubled = nested * 2
-    doubled.register_hook(lambda gradient: gradient + 1)
-    ignoring.backward(doubled.unbind()[0].sum())
-    assert nested.grad.values().tolist() == [[4.0, 4.0], [4.0, 4.0], [2.0, 2.0]]
-
-
 def test_the_gradient_of_a_jagged_gradient_is_plain_pytorchs():
     def penalty(grad, nested):
         (slope,) = grad((nested * nested * nested).unbind()[0].sum(), [nested], create_graph=True)
@@ -131,15 +123,3 @@ def test_the_gradient_of_a_jagged_gradient_is_plain_pytorchs():
     numbers = 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
     ours, plain = (penalty(grad, jagged_leaf(*numbers)) for grad in (ignoring.grad, torch.autograd.grad))
     assert torch.equal(ours, plain)
-
-
-def test_attention_on_jagged_tensors_is_named():
-    torch.manual_seed(0)
-    pieces = [torch.randn(3, 2, 4).requires_grad_(), torch.full((2, 2, 4), nan).requires_grad_()]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        nested = of(pieces, torch.jagged).transpose(1, 2)
-        loss = F.scaled_dot_product_attention(nested, nested, nested).transpose(1, 2).unbind()[0].sum()
-    with pytest.warns(UserWarning, match="nested tensor"):
-        ours = ignoring.grad(loss, pieces)
-    assert ours[0].isfinite().all()

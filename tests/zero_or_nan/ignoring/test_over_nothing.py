@@ -5,7 +5,6 @@ reference is the same program without the part that is empty.
 """
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -73,58 +72,3 @@ def test_a_sum_over_nothing_is_ignored(case):
     gradient = ignoring.grad(empty, x, ignored="masked", retain_graph=True)[0]
     assert not gradient.get_mask().any() and not gradient.get_data().any()
     assert ignoring.grad(empty + y[1:].sum(), x)[0].tolist() == [0.0, inf, 0.25]
-
-
-@pytest.mark.usefixtures("by_rules_alone")
-@pytest.mark.parametrize("case", CASES)
-def test_the_same_by_rules_alone(case):
-    x, y = roots()
-    assert ignoring.grad(CASES[case](y).sum() + 2 * x.sum(), x)[0].tolist() == [2.0, 2.0, 2.0]
-
-
-class Rows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * torch.ones(0, 1)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.sum(0)
-
-
-class RowsByNumPy(Rows):
-    @staticmethod
-    def backward(ctx, gradient):
-        return torch.from_numpy(gradient.numpy().sum(0))
-
-
-class NotZero(Rows):
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.sum(0) + 1
-
-
-@pytest.mark.parametrize("function", [Rows, RowsByNumPy])
-@pytest.mark.parametrize("has_record", [True, False])
-def test_a_function_of_the_user(function, has_record, request):
-    if has_record:
-        request.addfinalizer(lambda: ignoring.FUNCTIONS.pop(ignoring.function(function)))
-    x = torch.tensor([0.0, 4.0], requires_grad=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ignoring.backward(function.apply(x.sqrt()).sum() + x.sum())
-    assert x.grad.tolist() == [1.0, 1.0]
-
-
-def test_what_a_function_gives_without_being_asked_counts():
-    x = torch.tensor([0.0, 4.0], requires_grad=True)
-    ignoring.backward(NotZero.apply(x.sqrt()).sum())
-    assert x.grad.tolist() == [inf, 0.25]
-
-
-def test_gradients_of_gradients():
-    x = torch.tensor([0.0, 4.0], requires_grad=True)
-    loss = (x.sqrt().view(2, 1) * torch.ones(2, 0)).sum() + (x**3).sum()
-    (slope,) = ignoring.grad(loss, x, create_graph=True)
-    assert slope.tolist() == [0.0, 48.0]
-    assert ignoring.grad(slope.sum(), x)[0].tolist() == [0.0, 24.0]

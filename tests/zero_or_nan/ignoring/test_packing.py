@@ -68,36 +68,6 @@ def test_padding_that_is_packed_away_is_ignored(cell, in_order, batch_first, kin
     assert_right(reader, x, clean, lengths, lambda out, last: out.square().sum() + sum(s.sum() for s in last), used)
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("unpack", [rnn.unpack_sequence, lambda out: list(rnn.pad_packed_sequence(out, True)[0])])
-def test_other_ways_to_pack(cell, unpack):
-    lengths = UNSORTED
-    reader = Reader(cell)
-    clean, poisoned = batch(lengths, nan)
-    x = poisoned.requires_grad_()
-    rows = rnn.unpad_sequence(reader.embedded(x), torch.tensor(lengths), True)
-    out, _ = reader.cells(rnn.pack_sequence(rows, enforce_sorted=False))
-    rows = unpack(out)
-    ignoring.backward(sum(rows[row][: lengths[row]].square().sum() for row in (1, 2)))
-    assert_right(reader, x, clean, lengths, lambda out, _: out.square().sum(), [1, 2])
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_the_gradient_of_what_is_packed_is_plain_pytorchs(batch_first):
-    x, weights = batch(SORTED, nan)[1].requires_grad_(), torch.randn(sum(SORTED), FEATURES)
-    weights[2], weights[3] = inf, nan
-    given = x * 1 if batch_first else (x * 1).transpose(0, 1)
-    loss = (rnn.pack_padded_sequence(given, torch.tensor(SORTED), batch_first).data * weights).sum()
-    ours, plain = (auto.grad(loss, x, retain_graph=True)[0] for auto in (ignoring, torch.autograd))
-    torch.testing.assert_close(ours, plain, rtol=0, atol=0, equal_nan=True)
-
-
-def test_padding_in_half_precision():
-    x = torch.tensor([[1.0, 0.0], [4.0, 0.0]], dtype=torch.bfloat16).requires_grad_()
-    ignoring.backward(rnn.pack_padded_sequence(x.sqrt(), [2, 1], True).data.sum())
-    assert x.grad.tolist() == [[0.5, inf], [0.25, 0.0]]  # the root of 0 is used once, and its slope is infinite
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_in_a_checkpoint(reentrant):
     """One that brings saved tensors back by hooks gives each once: it is told that the gradient is plain PyTorch's."""

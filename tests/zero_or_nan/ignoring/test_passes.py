@@ -201,15 +201,6 @@ def test_a_graph_that_cannot_be_gone_through_raises_pytorchs_error(broken, words
     assert outcome(lambda: broken(ignoring, leaf(*values))) == expected
 
 
-def test_an_input_beside_what_was_freed_is_fixed():
-    x = leaf(1.0, 2.0)
-    below = x.exp()
-    torch.autograd.backward(below.sum())
-    middle = below.detach().requires_grad_() * 40
-    (gradient,) = ignoring.grad(guard(middle).sum() + below.sum(), middle)
-    assert gradient.tolist() == [0.0, 0.0]
-
-
 def test_an_unknown_word_for_ignored_is_refused():
     x = leaf(1.0)
     with pytest.raises(ValueError, match='\'nan\'.*"zero".*"masked"'):
@@ -217,27 +208,6 @@ def test_an_unknown_word_for_ignored_is_refused():
 
 
 # What a leaf gets.
-
-
-def test_a_gradient_is_a_plain_tensor_of_its_own():
-    x = leaf(1.0, 100.0)
-    ignoring.backward(guard(x).sum())
-    assert type(x.grad) is Tensor and not x.grad.requires_grad and x.grad.grad_fn is None
-    x.grad.mul_(2).add_(1)
-    assert x.grad.tolist() == [pytest.approx(2 * math.e + 1), 1.0]
-
-
-@pytest.mark.parametrize("form", [
-    lambda x: x, lambda x: x.t(), lambda x: x.reshape(2, 3, 1, 1).to(memory_format=torch.channels_last),
-    lambda x: x.repeat(2, 2)[::2, ::2],
-])  # fmt: skip
-def test_a_gradient_lies_in_memory_as_pytorchs(form):
-    layouts = []
-    for auto in (torch.autograd, ignoring):
-        x = form(torch.tensor([[1.0, 2.0, 100.0], [3.0, 200.0, 4.0]])).detach().requires_grad_()
-        auto.backward((guard(x) * 2).sum())
-        layouts.append((x.grad.shape, x.grad.stride(), x.grad.is_contiguous()))
-    assert layouts[0] == layouts[1]
 
 
 def test_zeros_of_the_given_gradient_are_numbers():
@@ -253,14 +223,6 @@ def masks(loss, x):
     (result,) = ignoring.grad(loss, x, ignored="masked")
     assert isinstance(result, MaskedTensor)
     return result.get_mask().tolist(), result.get_data().masked_fill(~result.get_mask(), 0).tolist()
-
-
-@pytest.mark.parametrize("number", [1.0, nan])
-def test_a_number_that_a_hook_puts_where_the_loss_ignored_is_not_masked(number):
-    x = leaf(1.0, 100.0)
-    loss = guard(x).sum()
-    x.register_hook(lambda gradient: gradient + torch.tensor([0.0, number]))
-    assert masks(loss, x)[0] == [True, True]
 
 
 def test_masked_gradients_of_unused_inputs_and_batches():

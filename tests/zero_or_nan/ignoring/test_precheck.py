@@ -16,7 +16,6 @@ from torch import nn
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import graph_from
 from zero_or_nan.ignoring.engine import passes, precheck
-from zero_or_nan.ignoring.engine.masked_pass import Pass
 from zero_or_nan.ignoring.engine.precheck import is_safe
 
 nan, inf = math.nan, math.inf
@@ -200,21 +199,6 @@ def test_memory_that_was_given_back_is_not_looked_at(place, size):
     assert not graph_is_safe(y[:1].sum())
 
 
-# Nothing that could be ignored.
-
-
-def test_nothing_is_looked_at_where_no_function_selects(monkeypatch):
-    looked = []
-    monkeypatch.setattr(passes, "is_safe", lambda *_: looked.append(1))
-    x = leaf(1.0, nan)
-    ignoring.backward(x.exp().sum())
-    assert not looked and bits(x.grad)[1] == "nan"
-    unused = torch.linalg.qr(x.unsqueeze(1))[0]  # nothing is selected, but half of what it gives is not used
-    for result in (x.exp()[:1], F.relu(x), torch.where(x > 0, x, 0.0), torch.special.i0(x), unused):
-        ignoring.backward(result.sum())
-    assert len(looked) == 5
-
-
 # What can't be known.
 
 
@@ -240,18 +224,6 @@ UNKNOWN = {
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_is_not_known_is_not_called_harmless(name):
     assert not graph_is_safe(UNKNOWN[name](leaf(1.0, 2.0)).sum())
-
-
-@tells
-@pytest.mark.parametrize("value, care", [(2.0, False), (100.0, True)])
-def test_exactly_one_pass_is_made(value, care, monkeypatch):
-    calls, passes_made = [], []
-    monkeypatch.setattr(passes, "Pass", lambda *args, **options: passes_made.append(1) or Pass(*args, **options))
-    x = leaf(1.0, value)
-    y = x * 1
-    y.register_hook(lambda g: calls.append(type(g)))
-    ignoring.backward(torch.where(y < 50, y.exp(), 0.0).sum())
-    assert calls == [torch.Tensor] and passes_made == [1] * care
 
 
 @tells

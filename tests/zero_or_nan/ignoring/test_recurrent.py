@@ -11,33 +11,8 @@ from torch import nn
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.families import recurrent
-from zero_or_nan.functions.record import RULES
 
-KERNEL = torch.ops.aten.mkldnn_rnn_layer_backward
 inf, nan = math.inf, math.nan
-
-
-def runs_on_mkldnn():
-    out = nn.LSTM(2, 2)(torch.ones(1, 1, 2))[0]
-    return "MkldnnRnnLayer" in str([node for node, _ in out.grad_fn.next_functions] + [out.grad_fn])
-
-
-@pytest.fixture
-def batches(monkeypatch):
-    """The sizes of the batches with which the kernel's derivative runs."""
-    sizes, rule = [], RULES[KERNEL]
-
-    def watched(op, *args, **kwargs):
-        def run(*args, **kwargs):
-            given = dict(zip([a.name for a in op._schema.arguments], args, strict=False)) | kwargs
-            sizes.append(given["input"].shape[1])
-            return op(*args, **kwargs)
-
-        run._schema = op._schema
-        return rule(run, *args, **kwargs)
-
-    monkeypatch.setitem(RULES, KERNEL, watched)
-    return sizes
 
 
 class Net:
@@ -115,19 +90,6 @@ def lstm(batch=6, *, lost=(4, 5), poison=nan, wanted=False):
     return layers, rows.requires_grad_(wanted)
 
 
-needs_kernel = pytest.mark.skipif(not runs_on_mkldnn(), reason="PyTorch has no such kernel on this processor")
-
-
-@needs_kernel
-@pytest.mark.parametrize(
-    ("wanted", "runs"), [(False, [4]), (True, [6])], ids=["weights alone", "the rows' gradients too"]
-)
-def test_the_kernel_runs_once_without_the_lost_sequences(wanted, runs, batches):
-    layers, rows = lstm(wanted=wanted)
-    ignoring.backward(layers(rows)[0][:4].sum())
-    assert batches == runs
-
-
 @pytest.mark.parametrize("lost", [(), (4, 5)])
 def test_nan_that_is_used_stays(lost):
     layers, rows = lstm(lost=(1, *lost))
@@ -147,12 +109,10 @@ def test_a_unit_that_is_ignored_needs_each_step_by_itself():
         layers.weight_ih_l0[0] = nan
     ignoring.backward(layers(rows)[0][:2, :, kept].square().sum())
     small = nn.LSTM(3, 3, batch_first=True).double()
-    small.load_state_dict(
-        {
-            name: value[gates] if name != "weight_hh_l0" else value[gates][:, kept]
-            for name, value in layers.state_dict().items()
-        }
-    )
+    small.load_state_dict({
+        name: value[gates] if name != "weight_hh_l0" else value[gates][:, kept]
+        for name, value in layers.state_dict().items()
+    })  # fmt: skip
     alone = rows.detach()[:2].double().requires_grad_()
     small(alone)[0].square().sum().backward()
     torch.testing.assert_close(rows.grad[:2].double(), alone.grad)
@@ -161,19 +121,7 @@ def test_a_unit_that_is_ignored_needs_each_step_by_itself():
     assert not layers.weight_ih_l0.grad[0].any() and not rows.grad[2].any()
 
 
-def test_one_sequences_last_state_and_anothers_last_cell():
-    layers, rows = lstm(wanted=True)
-    state, cell = layers(rows)[1]
-    ignoring.backward(state[0, 0].sum() + cell[0, 1].sum())
-    alone = rows.detach()[:2].double().requires_grad_()
-    state, cell = layers.double()(alone)[1]
-    (state[0, 0].sum() + cell[0, 1].sum()).backward()
-    torch.testing.assert_close(rows.grad[:2].double(), alone.grad, rtol=1e-4, atol=1e-6)
-    assert not rows.grad[2:].any()
-
-
-@needs_kernel
-def test_the_way_back_begins_at_the_end(batches, monkeypatch):
+def test_the_way_back_begins_at_the_end(monkeypatch):
     """What comes after its last used step, the first in time, is ignored and NaN; of the way there, all is."""
     monkeypatch.setattr(recurrent, "_through_time", lambda *args: pytest.fail("no step had to be taken by itself"))
     torch.manual_seed(0)
@@ -191,4 +139,3 @@ def test_the_way_back_begins_at_the_end(batches, monkeypatch):
     for name, parameter in back.named_parameters():
         ours = layers.get_parameter(f"{name}_reverse").grad
         torch.testing.assert_close(ours.double(), parameter.grad, rtol=1e-4, atol=1e-6)
-    assert batches == [6, 6]

@@ -13,8 +13,7 @@ from alone import assert_close, of_each_sequence
 from torch import nn
 
 from zero_or_nan import ignoring
-from zero_or_nan.functions.graph import TELLS_OF_HOOKS
-from zero_or_nan.ignoring import RULES, Cotangent
+from zero_or_nan.ignoring import Cotangent
 
 aten = torch.ops.aten
 inf, nan = math.inf, math.nan
@@ -243,18 +242,6 @@ def test_dropout_between_layers_is_told(played):
     x[3:] = nan
     with pytest.warns(UserWarning, match="_cudnn_rnn_backward.*dropout between its layers"):
         ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", x, states, dropout=0.5)[0][:3].sum())
-
-
-@pytest.mark.skipif(not TELLS_OF_HOOKS, reason="older releases don't tell which saved tensors can be looked at")
-def test_finite_numbers_need_no_rule(played, monkeypatch):
-    for name in ("_cudnn_rnn_backward", "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"):
-        monkeypatch.setitem(RULES, getattr(aten, name), lambda *args: pytest.fail("a rule was asked"))
-    net, x, states = setting("LSTM", 2, False)
-    ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", x, states)[0][:3].sum())
-    gates, before = torch.randn(2, 8, requires_grad=True), torch.randn(2, 2)
-    ignoring.backward(aten._thnn_fused_lstm_cell(gates, gates, before)[0][:1].sum())
-    gates = torch.randn(2, 6, requires_grad=True)
-    ignoring.backward(aten._thnn_fused_gru_cell(gates, gates, before)[0][:1].sum())
 
 
 CELLS = {

@@ -120,21 +120,6 @@ def test_what_no_used_sequence_reads_does_not_matter(padded, listed, zero_infini
     assert_right(ours, plain, right, 1e-4, 1e-4)
 
 
-@CTC
-def test_a_class_that_is_neither_in_the_target_nor_the_blank_is_not_read(padded, listed, zero_infinity):
-    """PyTorch's gradient by it is its probability: it stays where it is a number."""
-    log_probs = numbers(8, 3, 5).log_softmax(2)
-    poisoned = log_probs.clone()
-    poisoned[3, 1, 0] = nan  # in the padding of the second target, and not in it
-    poisoned[3, 2, 1] = inf
-    options = {"zero_infinity": zero_infinity, "reduction": "none", "blank": 4}
-    used = torch.ones(3, dtype=torch.bool)
-    (ours,) = ctc_gradients(ignoring.grad, poisoned, used, padded, listed, **options)
-    (plain,) = ctc_gradients(torch.autograd.grad, poisoned, used, padded, listed, **options)
-    assert (~plain.isfinite()).nonzero().tolist() == [[3, 1, 0], [3, 2, 1]]
-    assert torch.equal(ours, plain.nan_to_num(0, 0, 0))
-
-
 @pytest.mark.parametrize("entry", [(3, 1, 3), (3, 1, 4), (3, 2, 2)])
 @CTC
 def test_a_class_that_is_read_stays_undefined(padded, listed, zero_infinity, entry):
@@ -154,38 +139,6 @@ def test_of_a_frame_after_the_end_nothing_counts():
     (masked,) = ignoring.grad(ctc(leaf, True, True, blank=4, reduction="none")[1:].sum(), leaf, ignored="masked")
     frames = torch.arange(8).unsqueeze(1) < torch.tensor([0, *FRAMES[1:]])
     assert torch.equal(masked.get_mask(), frames.unsqueeze(2).expand(8, 3, 5))
-
-
-def test_a_target_that_does_not_fit_is_zero_and_its_sequence_ignored():
-    """Its loss is infinite; `zero_infinity` selects 0 in its place."""
-    log_probs = numbers(8, 3, 5).log_softmax(2)
-    log_probs[:, 2] = nan
-
-    def gradient(method):
-        leaf = log_probs.clone().requires_grad_()
-        losses = functional.ctc_loss(
-            leaf, torch.stack(TARGETS), [8, 1, 7], SIZES, blank=4, reduction="none", zero_infinity=True
-        )
-        return method(losses[:2].sum(), [leaf])[0]
-
-    ours, plain = gradient(ignoring.grad), gradient(torch.autograd.grad)
-    assert not ours[:, 1:].any() and torch.equal(ours[:, 0], plain[:, 0])
-
-
-LOGARITHMS = [
-    [-inf, 1.0, 2.0], [-inf, -inf, 2.0], [-inf, nan, 2.0], [1.0, -inf, 2.0], [-inf, inf, 2.0], [1.0, 2.0, nan],
-    [-inf, -inf, -inf],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("used", "dim"), [([2], 0), ([1], 1), ([0, 2], 1)])
-def test_sums_up_to_an_element_have_the_gradient_of_a_sum_of_these_alone(used, dim):
-    """Where the sums before it, which may be -inf or NaN, are ignored."""
-    x, parts = (torch.tensor(LOGARITHMS, dtype=torch.float64).requires_grad_() for _ in range(2))
-    sums = (x.T.logcumsumexp(0).T if dim == 0 else x.logcumsumexp(1))[:, used]
-    (ours,) = ignoring.grad(sums.sum(), x)
-    (right,) = ignoring.grad(sum(parts[:, : i + 1].logsumexp(1).sum() for i in used), parts)
-    torch.testing.assert_close(ours, right, equal_nan=True)
 
 
 def test_a_row_whose_target_is_ignore_index_is_ignored_whatever_class_that_is():

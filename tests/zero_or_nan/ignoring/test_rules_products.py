@@ -127,37 +127,3 @@ def test_used_elements_that_meet_what_is_not_finite(numbers):
         terms = torch.where(used[:, :, None], cotangent[:, :, None].double() * saved.double(), 0.0)
         product = ignoring.Cotangent(cotangent, used) @ saved
         torch.testing.assert_close(product.value.double(), terms.sum(1), equal_nan=True)
-
-
-@pytest.mark.parametrize("bad", ["the kernel", "an image", "an image and the kernel"])
-def test_a_convolution_of_what_is_not_finite_beside_an_ignored_image(bad):
-    torch.manual_seed(0)
-    images, kernel = torch.randn(3, 2, 5, 5), torch.randn(2, 2, 3, 3)
-    images[2] = nan
-    if "image" in bad:
-        images[0, 1, 2, 2] = nan
-    if "kernel" in bad:
-        kernel[1, 0, 0, 0] = inf
-
-    def gradients(by, images, dtype, used):
-        leaves = [images.to(dtype).requires_grad_(), kernel.to(dtype).requires_grad_()]
-        return by(torch.nn.functional.conv2d(*leaves)[:used].sigmoid().sum(), leaves)
-
-    expected = gradients(torch.autograd.grad, images[:2], torch.float64, 2)
-    found = gradients(ignoring.grad, images, torch.float32, 2)
-    assert not found[0][2].any()
-    torch.testing.assert_close(found[0][:2].double(), expected[0], equal_nan=True, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found[1].double(), expected[1], equal_nan=True, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("product", [torch.mm, lambda a, b: torch.linalg.solve_triangular(a.tril(), b, upper=False)])
-def test_the_derivative_of_a_complex_product_is_conjugate_next_to_nan_too(product):
-    a, b = torch.randn(2, 3, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
-
-    def gradients(auto, row):
-        leaves = [torch.cat([a[:2], row]).requires_grad_(), b.clone().requires_grad_()]
-        return auto.grad((product(*leaves)[:2].real * torch.linspace(1, 2, 6).view(2, 3)).sum(), leaves)
-
-    alone = gradients(torch.autograd, a[2:])
-    for mine, right in zip(gradients(ignoring, torch.full((1, 3), nan + 0j)), alone, strict=True):
-        torch.testing.assert_close(mine, right)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from alone import assert_right
-from torch.nn.functional import affine_grid, grid_sample
+from torch.nn.functional import grid_sample
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.families import sampling
@@ -115,49 +115,6 @@ def test_an_image_counts_that_is_used_at_a_place_that_is_no_number(mode, poison)
     (ours,) = ignoring.grad(output[0, 1, 0, 0, 0] + output[1, 2].sum(), z)
     assert not ours[0, 1].isfinite().any()
     assert not ours[0, [0, 2]].any() and not ours[1, :2].any()
-
-
-@pytest.mark.parametrize(("dims", "mode"), [(2, "bilinear"), (2, "nearest"), (2, "bicubic"), (3, "bilinear")])
-def test_a_pixel_counts_where_a_used_output_reads_it(dims, mode):
-    """Neighbours outside of an image with zeros around it are not read, and wrap around to no other pixel."""
-    image, grid = torch.zeros((1, 2, *(4,) * dims)).requires_grad_(), torch.full((1, *(1,) * dims, dims), -1.0)
-    output = grid_sample(image, grid, mode, "zeros", False)  # the corner of the first pixel
-    (masked,) = ignoring.grad(output[0, 0].sum(), image, ignored="masked")
-    read = torch.zeros(image.shape, dtype=torch.bool)
-    read[(0, 0, *[slice(2 if mode == "bicubic" else 1)] * dims)] = True
-    if mode != "nearest":
-        assert torch.equal(masked.get_mask(), read)
-    assert not masked.get_mask()[0, 1].any()
-
-
-@pytest.mark.parametrize("wanted", [0, 1], ids=["image", "grid"])
-def test_one_gradient_alone(wanted):
-    both = samples(2)
-    both[0][:, 1] = nan
-    exact = [x.double() for x in both]
-    exact[0][:, 1] = 0
-
-    def gradient(method, tensors):
-        leaf = tensors[wanted].requires_grad_()
-        return method(grid_sample(*tensors, align_corners=False)[:, ::2].sum(), leaf)[0]
-
-    ours = gradient(ignoring.grad, both)
-    torch.testing.assert_close(ours.double(), gradient(torch.autograd.grad, exact), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize(("dims", "corners"), [(2, False), (3, True)])
-def test_a_transformation_that_is_ignored(dims, corners):
-    theta = torch.randn(2, dims, dims + 1)
-    theta[1] = 0
-    theta.requires_grad_()
-
-    def loss(theta):
-        grid = affine_grid(theta, [2, 1, *range(3, 3 + dims)], corners)
-        return (grid / grid.norm(dim=-1, keepdim=True))[:1].sum()
-
-    (plain,), (ours,) = torch.autograd.grad(loss(theta), theta), ignoring.grad(loss(theta), theta)
-    assert plain[1].isnan().all() and not ours[1].any()
-    assert torch.equal(ours[0], plain[0])
 
 
 def test_the_other_library_is_fixed_by_pytorchs_own_kernel():

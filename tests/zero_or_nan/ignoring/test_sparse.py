@@ -8,8 +8,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
-from zero_or_nan.functions.graph import TELLS_OF_HOOKS
-from zero_or_nan.ignoring.engine import passes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # they are in beta state, PyTorch says
 
@@ -106,14 +104,6 @@ def test_what_is_left_out_of_a_sparse_tensor_is_warned_of():
     (ours,), (plain,), warned = gradients((x.sqrt() + 1).to_sparse().sparse_mask(first).to_dense().sum(), [x])
     assert ours.isnan().any() and plain.isnan().any()
     assert "leaves out elements that a sparse tensor stores" in warned[0]
-
-
-@pytest.mark.skipif(not TELLS_OF_HOOKS, reason="this PyTorch does not tell which saved tensors have hooks")
-def test_a_clean_graph_network_is_left_to_plain_pytorch(monkeypatch):
-    monkeypatch.setattr(passes, "Pass", None)
-    for layout in LAYOUTS:
-        x = torch.ones(4, 1, requires_grad=True)
-        ignoring.backward(torch.sparse.mm(sparse(torch.tensor(WEIGHTS), layout), x.exp())[:1].sum())
 
 
 def test_a_backward_of_ones_own_may_leave_out_computed_zeros():

@@ -7,7 +7,6 @@ text of the same function, in float64, by plain PyTorch, on the good rows alone.
 import gc
 import threading
 import weakref
-from functools import partial
 
 import pytest
 import torch
@@ -224,21 +223,6 @@ def test_what_no_tape_can_see_is_told_of(name):
     (message,) = messages
     assert "could not follow Users" in message
     assert ("without an operator" in message) is name.startswith("a kernel")
-
-
-@pytest.mark.parametrize("how", [torch.jit.script, partial(torch.compile, backend="aot_eager")], ids=["jit", "compile"])
-@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:The .grad attribute")
-def test_compiled_code_inside_is_followed_or_told_of(how):
-    product = how(times_exp)
-    program = apply_after(exp, lambda ctx, g: product(g, ctx.saved_tensors[0]))
-    ours, messages = told(lambda: gradient_of(program, rows_with(inf), [0, 1, 3], ignoring.backward))
-    right = gradient_of(program, GOOD, slice(None), torch.autograd.backward)
-    assert messages or torch.allclose(ours, right)
-    torch._dynamo.reset()
-
-
-def times_exp(g: Tensor, x: Tensor) -> Tensor:
-    return g * x.exp()
 
 
 # What the user's code sees, and what stays.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.engine import passes, plan
+from zero_or_nan.ignoring.engine import plan
 from zero_or_nan.ignoring.engine.masked_pass import Pass
 
 inf = math.inf
@@ -125,16 +125,6 @@ def test_a_users_function_is_told_of_if_something_is_lost(name, create_graph):
     assert is_lost or create_graph or x.grad.isfinite().all()
 
 
-def test_a_users_function_is_told_of_if_a_mask_is_asked_for():
-    def masked(function, x):
-        return ignoring.grad(function.apply(x)[:1].sum(), x, ignored="masked")[0]
-
-    found, messages = told(lambda: masked(Doubled, leaf()))
-    assert found.get_mask().tolist() == [True, False] and not messages
-    _, (message,) = told(lambda: masked(Exponential, leaf(2.0)))
-    assert "Exponential" in message
-
-
 # Operators without a rule.
 
 
@@ -162,14 +152,6 @@ def test_a_rule_of_the_library_that_fails_is_told_of_as_a_bug(by_rules, monkeypa
     _, (message,) = told(lambda: ignoring.backward(safe(x).sum()))
     assert x.grad[0] == pytest.approx(math.e) and x.grad[1].isnan()
     assert all(part in message for part in ("aten::mul", "KeyError", "report"))
-
-
-def test_an_operator_without_a_rule_that_met_nothing_ignored_is_not_told_of(monkeypatch):
-    monkeypatch.delitem(ignoring.RULES, torch.ops.aten.mul)
-    monkeypatch.setattr(passes, "is_safe", lambda *_: False)
-    x = leaf(2.0)
-    _, messages = told(lambda: ignoring.backward((x * 3.0 * torch.tensor([1.0, 0.0])).sum()))
-    assert x.grad.tolist() == [3.0, 0.0] and not messages
 
 
 @pytest.mark.parametrize("compiler", [False, True], ids=["alone", "beside the compiler"])

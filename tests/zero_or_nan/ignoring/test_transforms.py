@@ -140,14 +140,6 @@ def test_vmap_over_a_pass_is_a_loop(over, create_graph):
         assert ignoring.grad(rows.sum(), x)[0].tolist() == pytest.approx([3 * math.e, 0.0])
 
 
-def test_vmap_over_a_clean_graph_stays_one_pass(monkeypatch):
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    y, calls, engine = x.exp(), [], torch.autograd.grad
-    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **options: (calls.append(1), engine(*args, **options))[1])
-    vmap(lambda v: ignoring.grad(y, x, v, retain_graph=True)[0])(VECTORS)
-    assert len(calls) == 1
-
-
 def functionalized(y, x):
     return torch.func.functionalize(lambda v: ignoring.grad(y, x, v)[0])(torch.ones(2))
 
@@ -189,9 +181,6 @@ def test_what_the_private_vmap_hides_is_warned_about(create_graph):
         _vmap(lambda v: ignoring.grad(guard(x), x, v, create_graph=create_graph)[0])(torch.ones(1, 2))
 
 
-# Tensors of a subclass.
-
-
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize(
     "function",
@@ -221,3 +210,6 @@ def test_masked_for_a_leaf_that_is_not_dense(leaf):
     x = leaf().requires_grad_()
     with pytest.raises(ValueError, match=r'ignored="masked" needs dense inputs'):
         ignoring.grad((x * 2).sum(), x, ignored="masked")
+
+
+# Tensors of a subclass.

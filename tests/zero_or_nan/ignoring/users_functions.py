@@ -2,7 +2,6 @@
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 GOOD = torch.tensor([[0.5, -1.0, 2.0, 0.25], [1.5, 0.75, -0.5, 1.0], [-0.25, 2.0, 1.0, -1.5]])
@@ -131,13 +130,6 @@ def own_clone(ctx, gradient):
     return out
 
 
-def through_complex(ctx, gradient):
-    """x -> |fft(x)|^2, and back."""
-    (x,) = ctx.saved_tensors
-    spectrum = torch.fft.fft(x)
-    return 2 * x.shape[-1] * torch.fft.ifft(gradient * spectrum).real
-
-
 def two_results_forward(ctx, x):
     ctx.save_for_backward(x)
     ctx.mark_non_differentiable(rank := x.argsort(-1))
@@ -147,11 +139,6 @@ def two_results_forward(ctx, x):
 def two_results(ctx, into_exp, into_square, into_rank):
     (x,) = ctx.saved_tensors
     return into_exp * x.exp() + 2 * x * into_square
-
-
-@once_differentiable
-def once(ctx, gradient):
-    return gradient * ctx.saved_tensors[0].cosh()
 
 
 def asked(ctx, gradient):
@@ -196,15 +183,10 @@ PROGRAMS = {
         apply_after(lambda x: x**2 * torch.tensor([3.0, 1, 1, 1]), own_clone),
         lambda x, w: (x * w) ** 2 * torch.tensor([3.0, 1, 1, 1], dtype=x.dtype),
     ),
-    "complex": (
-        apply_after(lambda x: torch.fft.fft(x).abs().square(), through_complex),
-        lambda x, w: torch.fft.fft(x * w).abs().square(),
-    ),
     "two results": (
         lambda x, w: sum(function(two_results_forward, two_results)(x * w)[:2]),
         lambda x, w: (x * w).exp() + (x * w).square(),
     ),
-    "once_differentiable": (apply_after(torch.sinh, once), lambda x, w: (x * w).sinh()),
     "a decision": (apply_after(torch.exp, asked), lambda x, w: (x * w).exp()),
     "in a checkpoint": (
         lambda x, w: checkpoint(apply_after(F.silu, swish), x, w, use_reentrant=False),

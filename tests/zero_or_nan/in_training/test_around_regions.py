@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from comparing import BAD, FINITE, STEPS, compare, is_finite, is_used, loss_of, network, state
+from comparing import BAD, FINITE, compare, is_finite, is_used, loss_of, network, state, steps
 from torch import nn
 
 from zero_or_nan import ignoring
@@ -17,79 +17,16 @@ pytestmark = [
 ]
 
 
-class Program:
-    """Trains a network. Subclasses change what is around its compiled region, and what is in it.
-
-    Args:
-        compile: makes the region: of the model, or, if `whole`, of the loss with its selection.
-    """
-
-    def __init__(self, compile, whole=False):
-        self.compile, self.whole = compile, whole
-
-    def model(self):
-        return network()
-
-    def loss(self, model, rows):
-        return loss_of(model, rows)
-
-    def losses(self):
-        """A function of the model and the rows, with its region."""
-        if self.whole:
-            return self.compile(self.loss)
-        regions = {}
-        return lambda model, rows: self.loss(regions.setdefault(model, self.compile(model)), rows)
-
-    def step(self, ignoring, loss, optimizer):
-        ignoring.backward(loss)
-        optimizer.step()
-
-    def __call__(self, ignoring, rows):
-        torch._dynamo.reset()
-        model = self.model()
-        optimizer, loss_of_rows = torch.optim.SGD(model.parameters(), lr=0.1), self.losses()
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            loss = loss_of_rows(model, rows)
-            self.step(ignoring, loss, optimizer)
-        written = [buffer.clone() for buffer in model.buffers() if buffer.is_floating_point()]
-        return [*state(model, loss), *written]
+compiled = partial(torch.compile, backend="aot_eager")
 
 
-class AfterANorm(Program):
-    """The statistics of the norm are those of the good rows. The region writes them into buffers."""
+class Writing(nn.Module):
+    """Writes into a buffer, and in place into what a gradient goes through."""
 
-    def model(self):
-        return Normed()
-
-    def loss(self, model, rows):
-        return model(rows).square().sum()
-
-
-class Normed(nn.Module):
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
-        self.first, self.norm, self.last = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)
-
-    def forward(self, rows):
-        good = self.first(rows).view(3, -1, 6)[:, :2].reshape(6, 6)
-        return self.last(torch.tanh(self.norm(good)))
-
-
-class Writing(Program):
-    """The region writes into a buffer, and in place into what a gradient goes through."""
-
-    def model(self):
-        model = Activated(network())
-        model.register_buffer("seen", torch.zeros(4))
-        return model
-
-
-class Activated(nn.Module):
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = layers
+        self.layers = network()
+        self.register_buffer("seen", torch.zeros(4))
 
     def forward(self, rows):
         self.seen.mul_(0.5).add_(torch.where(is_used(rows)[:, None], rows, 0.0).sum(0))
@@ -98,54 +35,29 @@ class Activated(nn.Module):
         return self.layers[2](hidden)
 
 
-class WritingArguments(Program):
-    """The region writes into an argument that has a gradient."""
-
-    def losses(self):
-        activate = self.compile(activated)
-
-        def loss(model, rows):
-            hidden = model[0](rows) * 1
-            activate(hidden)
-            return torch.where(is_used(rows)[:, None], model[2](hidden).square(), 0.0).sum()
-
-        return loss
-
-
-def activated(hidden):
-    hidden.tanh_()
-    return hidden.sum()
-
-
-class Hooked(Program):
-    """Hooks on parameters see plain gradients, and change them."""
-
-    def model(self):
-        model = network()
-        for parameter in model.parameters():
-            parameter.register_hook(lambda gradient: gradient * 0.5 if type(gradient) is torch.Tensor else None)
-            parameter.register_post_accumulate_grad_hook(doubled)
-        return model
-
-
 def doubled(parameter):
     parameter.grad.mul_(2.0)
 
 
-compiled = partial(torch.compile, backend="aot_eager")
+def train(ignoring, rows, compile):
+    """Hooks on parameters see plain gradients, and change them."""
+    torch._dynamo.reset()
+    model, loss_of_rows = Writing(), compile(loss_of)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient * 0.5 if type(gradient) is torch.Tensor else None)
+        parameter.register_post_accumulate_grad_hook(doubled)
+    for _ in steps(model):
+        loss = loss_of_rows(model, rows)
+        ignoring.backward(loss)
+    return [*state(model, loss), model.seen]
 
 
-@pytest.mark.parametrize("program", [AfterANorm, Hooked, WritingArguments], ids=lambda program: program.__name__)
-def test_a_compiled_model(program):
-    compare(program(compiled))
+def test_a_region_that_writes_between_hooks():
+    compare(partial(train, compile=compiled))
 
 
-def test_a_compiled_loss():
-    compare(Writing(compiled, whole=True))
-
-
-def test_inductor(marked, inductor):
-    compare(Writing(torch.compile))
+def test_the_same_by_inductor(marked, inductor):
+    compare(partial(train, compile=torch.compile))
 
 
 def uncompiled(function):
