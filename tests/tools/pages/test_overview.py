@@ -43,11 +43,3 @@ def test_a_verdict_is_a_row_and_its_methods_are_columns():
     broken = facts()
     broken[0]["holds"] = False
     assert table(broken)[0].startswith("3 of 4 ") and table([])[0].startswith("0 of 0 ")
-
-
-def test_a_method_that_a_page_does_not_judge_is_called_so():
-    found = facts()
-    del found[-1]["observed"]["double where"]
-    found.append({**found[-1], "observed": {"vanilla": "contaminated"}})
-    _, (_, first, second) = table(found)
-    assert first[3] == "not compared" and second[2:] == ["not compared", "not compared"]

@@ -1,13 +1,11 @@
 """If fixing a contaminated origin is not enough, the report names the origin behind it, which its NaN hides."""
 
 import torch
-from origins import report_of, told
+from origins import told
 from tensors import leaf
 
 from zero_or_nan import explain
 from zero_or_nan.explain.report.narration import BEHIND
-from zero_or_nan.ignoring.engine.masked_pass import Pass
-from zero_or_nan.masks.cotangent import NotFollowed
 
 
 def lengths_and_directions(length):
@@ -34,24 +32,6 @@ def test_a_slope_behind_a_division():
     assert report.notes == [BEHIND.format("sqrt", root.line)]
 
 
-def test_a_value_that_was_infinite_in_the_forward_pass():
-    x = leaf(0.0, 2.0)
-    with explain() as report:
-        ratio = -1 / x
-        r = ratio.exp()
-        (torch.where(r > 0, 1 / r, 0).sum() + r.sum()).backward()
-    assert told(report) == [("contaminated", "forward", "div"), ("undefined", "forward", "div")]
-    assert [origin.source for origin in report][1] == "ratio = -1 / x"
-
-
-def test_an_origin_that_shows_by_itself_is_not_behind_another():
-    x, z = leaf(0.0, 1.0), leaf(0.0, 0.0)
-    report = report_of(lambda: (torch.where(x > 0, x.log(), 0).sum() + (x * z).sqrt().sum()).backward())
-    assert told(report) == [("contaminated", "forward", "log"), ("undefined", "backward", "sqrt")]
-    assert not report.notes and "fix the other origins" in report.origins[0].remedy
-    assert [origin.times for origin in report] == [1, 1]
-
-
 def test_a_function_that_only_passes_a_nan_on_is_not_behind():
     """The root of the whole loss is no step of the shadow, because nothing is ignored there."""
     x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
@@ -60,20 +40,6 @@ def test_a_function_that_only_passes_a_nan_on_is_not_behind():
         total = torch.where(n > 0, x / n, 0).sum()
         (total - total.detach()).sqrt().backward()
     assert {origin.operator for origin in report} == {"div", "sqrt"} and not report.notes
-
-
-def test_where_ignoring_cannot_follow_nothing_is_said_to_be_behind(monkeypatch):
-    """`ignoring` then loses which elements the loss uses, so an ignored element would seem used."""
-
-    enter = Pass.__enter__
-
-    def failing(self):
-        self.failed("something", NotFollowed("for this test"), suspected=True)
-        return enter(self)
-
-    monkeypatch.setattr(Pass, "__enter__", failing)
-    report = report_of(lambda: lengths_and_directions(by_hand)[1].backward())
-    assert [origin.operator for origin in report] == ["div"]
 
 
 def test_a_product_that_overflows_behind_it_is_not_named():

@@ -76,17 +76,6 @@ def test_selective_checkpoints(name, scale):
     assert [origin.operator for origin in report] == ["sqrt"][: scale == 0]
 
 
-def test_whether_the_loss_uses_an_element_is_known_in_a_selective_checkpoint():
-    x = torch.tensor([1.0, 100.0], requires_grad=True)
-    context = saving([torch.ops.aten.exp.default])
-    with explain() as report:
-        checkpoint(
-            lambda x: torch.where(x < 50, x.exp(), 0), x, use_reentrant=False, context_fn=context
-        ).sum().backward()
-    (origin,) = report
-    assert (origin.kind, origin.fixed, origin.is_sure) == ("contaminated", True, True)
-
-
 def test_a_mode_that_may_run_once():
     needs = Counts()
     plain = step(lambda: (Counts(), needs), 0.0)
@@ -94,19 +83,3 @@ def test_a_mode_that_may_run_once():
         watched = step(lambda: (Counts(), Counts(1000 - needs.left)), 0.0)
     assert watched == plain and not report.ok
     assert not any(origin.is_sure for origin in report)
-
-
-@pytest.mark.skipif(not hasattr(torch.utils.checkpoint, "GraphExecGroup"), reason="PyTorch has no groups yet")
-def test_a_group_of_passes():
-    def steps():
-        x = torch.tensor([1.0, 0.0], requires_grad=True)
-        one, other = checkpoint(lambda x: (x.exp(), x.sqrt()), x, use_reentrant=False)
-        with torch.utils.checkpoint.GraphExecGroup():
-            one.sum().backward()
-            other.sum().backward()
-        return x.grad.tolist()
-
-    plain = steps()
-    with explain() as report:
-        assert steps() == plain
-    assert [origin.operator for origin in report] == ["sqrt"]
