@@ -131,14 +131,11 @@ def test_a_wrong_command_is_refused_with_the_usage(monkeypatch, capsys, argument
 
 
 BROKEN = {
-    "empty": (b" \n", "is empty"),
     "in another encoding": ("# Wörter\n".encode("latin-1"), "not UTF-8: invalid start byte at byte 3"),
     "with a mark before it": (b"\xef\xbb\xbf# Words\n", "byte order mark"),
     "with front matter that is no YAML": (b"---\na: [1\nb: }\n---\n# Words\n", "expected"),
-    "with front matter that is a list": (b"---\n- 1\n---\n# Words\n", "sequence"),
     "with front matter that does not end": (b"---\nkernelspec: x\n# Words\n", "does not end"),
     "with a kernel that is a word": (b"---\nkernelspec: python3\n---\n# Words\n", "a name and a display_name"),
-    "with a kernel without a name": (b"---\nkernelspec: {name: x}\n---\n# Words\n", "a name and a display_name"),
     "with options of a cell that are no YAML": (
         f"{FRONT}\n# Words\n\n```{{code-cell}} ipython3\n---\na: [1\n---\n1\n```\n".encode(),
         "Code cell",

@@ -2,9 +2,11 @@
 
 from bs4 import BeautifulSoup
 
+from helpers import METHODS, recorded
 from helpers.cases import Case
 from helpers.entries import MASKED, outcome
 from helpers.verdict import Verdict
+from tools.pages.methods import LIMITS, methods
 from tools.pages.overview import overview
 
 
@@ -43,3 +45,24 @@ def test_a_verdict_is_a_row_and_its_methods_are_columns():
     broken = facts()
     broken[0]["holds"] = False
     assert table(broken)[0].startswith("3 of 4 ") and table([])[0].startswith("0 of 0 ")
+
+
+def test_the_rows_count_what_is_right():
+    facts = [
+        {"type": "verdict", "observed": {"vanilla": "contaminated", "masked": "right"}},
+        {"type": "verdict", "observed": {"vanilla": "rounded", "masked": "raises TypeError", "hook": "wrong"}},
+        {"type": "claim", "observed": [1.0]},
+    ]
+    soup = BeautifulSoup(methods(facts, lambda page: f"there/{page}.html"), "html.parser")
+    found = {row.th.get_text(): [cell.get_text() for cell in row("td")] for row in soup.tbody("tr")}
+    assert list(found) == [METHODS[name].title for name in LIMITS]
+    assert found["vanilla"][:3] == ["1 of 2", "yes", "yes"]
+    assert found["masked"][:3] == ["1 of 2", "no", "no: convert it"]
+    assert found["hook"][0] == "0 of 1" and found["scrub"][0] == "0 of 0"
+    assert soup.tbody.a["href"] == "there/where-over-exp.html#why"
+
+
+def test_every_method_that_pages_judge_has_its_limits():
+    outcomes = next(run["outcomes"] for run in recorded.records() if run["torch"] == "2.13.0")
+    judged = {name for fact in outcomes if fact["type"] == "verdict" for name in fact["observed"]}
+    assert judged - {"formula", "jacobian"} == set(LIMITS)  # formulas are there to compare with
