@@ -119,6 +119,19 @@ def test_elements_are_told_apart(name):
     assert with_elements(report_of(lambda: program(x))) == expected
 
 
+def test_a_hook_that_divides_by_zero_is_not_what_the_loss_ignores():
+    """`ignoring` fixes all but the NaN of the hook, which it would run too."""
+    v, w = leaf(1.0, 100.0), leaf(1.0, 2.0)
+    with explain() as report:
+        moved = w * 0
+        moved.register_hook(lambda gradient: gradient * 0 / (gradient * 0).norm())
+        (torch.where(v < 50, v.exp(), v * 0) + moved).sum().backward()
+    assert with_elements(report) == [
+        ("contaminated", "forward", "exp", [(1,)]), ("undefined", "backward", "div", [(0,), (1,)]),
+    ]  # fmt: skip
+    assert report.origins[1].reached == ["w"]
+
+
 # A value that was not finite in forward has no second origin in backward, whatever multiplies it there.
 
 

@@ -4,11 +4,22 @@ import pickle
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from zero_or_nan import explain
 from zero_or_nan.explain.births import call
+
+
+@pytest.mark.parametrize("width, weight", [(2, 2e38), (1, 4.0)])
+def test_a_product_that_overflows_too_is_an_origin_of_its_own(width, weight):
+    x = torch.full((2, width), 1.0)
+    x[0, 0] = torch.nan
+    large = torch.full((1, width), weight, requires_grad=True)
+    with explain() as report:
+        nn.functional.linear(x, large).mul(1.0).sum().backward()
+    assert [origin.operator for origin in report] == (["linear"] * 2 if width == 2 else ["linear"])
 
 
 def test_names_are_looked_up_among_what_is_there_by_then():

@@ -12,7 +12,7 @@ from runs import RUNS
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from zero_or_nan import explain
-from zero_or_nan.explain.report.course import EXPLODED, GROWN, Course
+from zero_or_nan.explain.report.course import EXPLODED, GROWN, Course, largest
 
 WORDS = {"the training diverged": "diverges", "perhaps the training diverges": "diverges", "the loss jumped": "jumped"}
 MOST = 80
@@ -130,6 +130,14 @@ def test_a_step_that_changes_its_parameters_itself_leaves_no_trace_from_the_seco
     report = failure(step, bad)
     assert torch.equal(w, before) and not report.notes
     assert [origin.operator for origin in report] == ["log"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_the_largest_of_parameters(dtype):
+    one, other = torch.tensor([[1.0, -3.0]]).to(dtype), torch.tensor(2.0).to(dtype)
+    assert largest([one, other, torch.arange(5), torch.empty(0)]) == 3
+    assert largest([one, other.clone().fill_(float("nan"))]) is None
+    assert largest([torch.arange(5)]) is None
 
 
 def course(losses, sizes, start=1.0):
