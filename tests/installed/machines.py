@@ -11,7 +11,6 @@ Needs git, and the package index if TORCH is set. If one of them is missing, the
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -138,11 +137,6 @@ def needed(*wanted):
             requirements = map(Requirement, metadata.requires(name) or ())
             rest += [each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})]
     return list(found)
-
-
-def pinned(name):
-    """The version in requirements.txt."""
-    return re.search(rf"^{name}==(\S+)", (PROJECT.root / "requirements.txt").read_text(), flags=re.MULTILINE)[1]
 
 
 def working_tree():

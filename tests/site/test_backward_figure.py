@@ -1,10 +1,8 @@
 """The figure of a backward pass in a real browser: one step at a time, by mouse and by keyboard, and all without."""
 
 import pytest
-from sample import sample
-from scratch import ROOT
 
-from tools.measure.browser import VIEWS, Visit, axe
+from tools.measure.browser import VIEWS, Visit
 
 PAGE = "chapters/where-over-exp.html"
 
@@ -106,16 +104,6 @@ def test_ignoring_is_chosen_and_every_entry_follows(figure):
     assert seen(figure, ".zn-nan") == ["NaN"] and seen(figure, ".zn-masked") == []
 
 
-@pytest.mark.parametrize("view", sample(VIEWS, 4, first=3))
-def test_axe_finds_nothing_in_either_way(browser, address, view):
-    with Visit(browser, address, reduced_motion="reduce", **VIEWS[view]) as tab:
-        tab.open(PAGE)
-        assert axe(tab, ROOT, "[data-backward]") == []  # the page around it is a matter of test_browser.py
-        tab.page.get_by_role("button", name="ignoring", exact=True).first.click()
-        tab.page.get_by_role("button", name="Next").first.press("Home")
-        assert axe(tab, ROOT, "[data-backward]") == [] and tab.troubles == []
-
-
 @pytest.mark.parametrize("how", ["no script", "print"])
 def test_without_a_script_and_on_paper_all_steps_stand_there(browser, address, how):
     with Visit(browser, address, java_script_enabled=how == "print", **VIEWS["narrow, light"]) as tab:
@@ -171,25 +159,3 @@ def test_a_phone_shows_the_step_and_its_place_together(held):
         assert_step_is_seen(held)
     assert len(heights) == 1
     assert all(button.bounding_box()["height"] >= 24 for button in held.get_by_role("button").all())
-
-
-def test_a_page_scrolls_for_steps_that_were_asked_for_and_not_while_the_reader_scrolls(browser, address):
-    with Visit(browser, address, **PHONE | {"reduced_motion": "no-preference"}) as tab:
-        page = tab.page
-        page.clock.install()
-        tab.open("index.html")  # its figure plays by itself
-        figure = page.locator("[data-backward]").first
-        top = figure.evaluate("(figure) => figure.getBoundingClientRect().top + scrollY")
-        page.evaluate("(top) => scrollTo({ top, behavior: 'instant' })", top - 100)
-        figure.get_by_role("button", name="Pause").wait_for()
-        before = page.evaluate("scrollY")
-        page.clock.run_for(10_000)
-        assert status(figure).startswith("Step 4 of 4") and page.evaluate("scrollY") == before
-        page.evaluate("(top) => scrollTo({ top, behavior: 'instant' })", top - 100)
-        figure.get_by_role("button", name="Play").click()
-        page.clock.run_for(2300)
-        page.mouse.wheel(0, -50)
-        page.wait_for_function("(before) => scrollY < before", arg=page.evaluate("scrollY") + 1)
-        before = page.evaluate("scrollY")
-        page.clock.run_for(10_000)
-        assert status(figure).startswith("Step 4 of 4") and abs(page.evaluate("scrollY") - before) < 60

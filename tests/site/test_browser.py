@@ -8,7 +8,6 @@ import pytest
 from sample import sample
 from scratch import ROOT
 
-from helpers import METHODS
 from tools.measure.browser import VIEWS, Visit, axe, weigh
 from tools.project import Project
 
@@ -37,11 +36,6 @@ SMALL_TEXTS = """() => {
 SCROLLING = """() => [...document.querySelectorAll(".zn-scroll, table")]
     .filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 0)
     .map((each) => each.textContent.slice(0, 60))"""
-JUDGED = """() => [...document.querySelectorAll("table[data-verdict]")].map((table) => [
-    table.caption.innerText,
-    [...table.querySelectorAll("tbody [data-judged]")]
-        .map((mark) => [mark.closest("td").dataset.head, mark.dataset.judged]),
-])"""
 
 
 @dataclass(frozen=True)
@@ -58,8 +52,6 @@ class Seen:
     small: list[Any]
     width: int
     scrolling: list[str]
-    charts: list[tuple[Any, list[Any]]]
-    judged: list[Any]
 
 
 def look(tab: Visit, path: str, with_axe: bool) -> Seen:
@@ -72,12 +64,7 @@ def look(tab: Visit, path: str, with_axe: bool) -> Seen:
     numbers = tab.page.evaluate(BROKEN_NUMBERS), tab.page.evaluate(SMALL_TEXTS)
     tab.page.evaluate(OPEN_ALL)
     width = tab.page.evaluate("document.documentElement.scrollWidth")
-    charts = [
-        (chart.bounding_box(), [svg.bounding_box() for svg in chart.locator("svg").all() if svg.is_visible()])
-        for chart in tab.page.locator(".zn-chart").all()
-    ]
-    last = tab.page.evaluate(SCROLLING), charts, tab.page.evaluate(JUDGED)
-    return Seen(size, troubles, elsewhere, *at_first, *numbers, width, *last)
+    return Seen(size, troubles, elsewhere, *at_first, *numbers, width, tab.page.evaluate(SCROLLING))
 
 
 # Each width and each theme once.
@@ -143,16 +130,6 @@ def test_every_page_is_light(seen):
         assert page.size <= 350 * KIB, path
 
 
-def test_charts_fill_the_column(seen, view):
-    charts = [chart for page in seen.values() for chart in page.charts]
-    assert len(charts) >= 5
-    for room, boxes in charts:
-        assert min(box["x"] for box in boxes) - room["x"] < 1
-        assert room["x"] + room["width"] - max(box["x"] + box["width"] for box in boxes) < 1
-        # The panels are in one row, or in one column.
-        assert len({round(box["y" if view.startswith("wide") else "x"]) for box in boxes}) == 1
-
-
 def test_axe_finds_nothing_where_the_contents_are_open_and_the_code_unfolded(phone):
     phone.open("chapters/where-over-exp.html")
     phone.page.locator("a.menu").click()
@@ -188,14 +165,6 @@ def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(visit):
     assert len(reached) == expected
 
 
-def test_the_skip_link_leads_past_the_contents(visit):
-    visit.open("chapters/where-over-exp.html")
-    visit.page.keyboard.press("Tab")
-    visit.page.keyboard.press("Enter")
-    visit.page.keyboard.press("Tab")
-    assert visit.page.evaluate("document.querySelector('main').contains(document.activeElement)")
-
-
 def paper(tab: Visit) -> str:
     return str(tab.page.evaluate("getComputedStyle(document.body).backgroundColor"))
 
@@ -214,16 +183,6 @@ def test_the_readers_system_decides_the_theme_until_the_button_does_and_it_is_re
     before = text.evaluate(colour)
     visit.page.get_by_role("button", name="Dark mode").click()
     assert paper(visit) == dark and text.evaluate(colour) != before  # a figure takes the colours of the page
-
-
-def test_without_storage_the_page_works_all_the_same(visit):
-    visit.page.add_init_script(
-        "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError'); }})"
-    )
-    visit.open(PAGES[0])
-    light = paper(visit)
-    visit.page.get_by_role("button", name="Dark mode").click()
-    assert paper(visit) != light and visit.troubles == []
 
 
 @pytest.mark.parametrize("scripts", [True, False])
@@ -315,17 +274,6 @@ def test_ways_can_be_switched_off_and_differing_entries_are_marked(visit):
     assert all(row.is_visible() for row in table.locator("tbody tr").all()), "a table without rows says nothing"
 
 
-def test_marked_elements_are_those_that_the_verdict_counts(seen, facts):
-    for fact in facts:
-        if fact["type"] != "verdict":
-            continue
-        tables = seen[PROJECT.path(f"chapters/{fact['page']}")].judged
-        (marks,) = [marks for caption, marks in tables if caption == f"Verdict on {fact['quantity']}"]
-        for method, counts in fact["entries"].items():
-            words = [word for head, word in marks if head == METHODS[method].title]
-            assert {word: words.count(word) for word in words} == counts, (fact["page"], method)
-
-
 def test_without_scripts_the_full_verdict_and_the_executed_samples_stand(browser, address):
     with Visit(browser, address, java_script_enabled=False) as tab:
         for name in ("where-over-exp", "float-round-off"):
@@ -353,23 +301,6 @@ def test_a_control_shows_what_it_computes_from_what_a_reader_chose(visit, name):
         given = {head: float(stated[head].replace("−", "-")) for head in shown}
         assert given == pytest.approx({head: float(text) for head, text in shown.items()}, rel=1e-6, abs=0, nan_ok=True)
         assert len(shown) > 3 and visit.troubles == []
-
-
-@pytest.mark.parametrize(
-    ("name", "right", "wrong"),
-    [
-        ("where-over-exp", "single(cotangent * result)", "single(cotangent + result)"),
-        ("where-over-exp", "const picked = x < 0", "const picked = x <= 0"),
-        ("float-round-off", "difference:", "distance:"),
-    ],
-)
-def test_a_control_that_computes_something_else_is_not_shown(visit, name, right, wrong):
-    script = (ROOT / "theme" / "static" / "control.js").read_text(encoding="utf-8")
-    assert right in script
-    visit.page.route("**/control.js*", lambda route: route.fulfill(body=script.replace(right, wrong)))
-    visit.open(f"chapters/{name}.html")
-    assert visit.page.locator("[data-control] table").is_visible() and not visit.page.locator(".zn-try").count()
-    assert any("does not compute what the executed cells gave" in trouble for trouble in visit.troubles)
 
 
 def test_a_link_to_a_folded_claim_leads_to_it_unfolded(visit):
@@ -409,16 +340,6 @@ def test_an_address_that_does_not_exist_leads_on(visit):
     for link in visit.page.locator("a").all():
         target = link.get_attribute("href")
         assert target.startswith((PROJECT.site_url, PROJECT.repository)), target
-
-
-def test_print_leaves_the_text_alone_on_the_page(visit):
-    visit.open("chapters/where-over-exp.html")
-    visit.page.emulate_media(media="print", color_scheme="dark")
-    for gone in ("header.top", "#contents", ".sections", ".actions", ".neighbours", ".zn-methods", ".zn-try"):
-        assert not visit.page.locator(gone).first.is_visible(), gone
-    assert visit.page.locator("article h1").is_visible()
-    assert visit.page.evaluate("getComputedStyle(document.body).color").startswith("rgb(28, 33, 40")
-    assert len(visit.page.pdf(format="A4")) > 20_000
 
 
 def test_kinds_of_entries_are_told_apart_without_colour(visit):

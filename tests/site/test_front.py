@@ -1,11 +1,7 @@
 """The front page, and what every page offers beside its text, in a real browser."""
 
 import pytest
-from scratch import ROOT
 
-from tools.project import Project
-
-PROJECT = Project(ROOT)
 CASE = "chapters/where-over-exp.html"
 
 
@@ -49,20 +45,6 @@ def test_the_figure_of_the_front_page_plays_once_unless_the_reader_wants_no_moti
     assert step.inner_text().startswith("Step 4 of 4") and figure.get_by_role("button", name="Play").is_visible()
     visit.page.clock.run_for(10_000)
     assert step.inner_text().startswith("Step 4 of 4")
-
-
-def test_other_figures_do_not_play_by_themselves_and_a_step_pauses_one_that_plays(visit):
-    visit.page.clock.install()
-    visit.open(CASE)
-    figure = visit.page.locator("[data-backward]").first
-    figure.scroll_into_view_if_needed()
-    visit.page.clock.run_for(5000)
-    assert figure.get_by_role("status").inner_text().startswith("Step 3 of 4")
-    figure.get_by_role("button", name="Play").click()
-    visit.page.clock.run_for(2300)
-    figure.get_by_role("button", name="Previous").click()
-    visit.page.clock.run_for(5000)
-    assert figure.get_by_role("status").inner_text().startswith("Step 1 of 4")
 
 
 def test_a_search_that_can_not_be_made_says_what_to_do(site, visit):
@@ -129,20 +111,3 @@ def test_the_list_of_nodes_is_short_until_a_name_is_typed_or_followed(visit):
     assert rare.is_visible() and not met.is_visible()
     visit.open("chapters/returned-nan-values.html#node-CumprodBackward0")
     assert rare.is_visible() and met.is_visible()
-
-
-def test_of_a_console_session_the_commands_alone_are_copied(visit):
-    visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    visit.open("chapters/use-it-in-your-project.html")
-    block = visit.page.locator(".highlight:has(.gp)").first
-    block.get_by_role("button", name="Copy this code").click()
-    copied = visit.page.evaluate("navigator.clipboard.readText()")
-    assert copied.strip() and "$" not in copied
-
-
-def test_the_list_of_sections_marks_the_one_that_is_read(visit):
-    visit.open(CASE)
-    visit.page.locator("#why").scroll_into_view_if_needed()
-    visit.page.evaluate("document.getElementById('why').scrollIntoView()")
-    visit.page.locator('.sections a[href="#why"][aria-current="true"]').wait_for()
-    assert visit.page.locator(".sections a[aria-current]").count() == 1

@@ -7,12 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from scratch import FRONT, ROOT, Book
 
 from tools.__main__ import main
 from tools.disk import ROOM
-from tools.project import Problem, Project, is_notebook, named, read_record, write, write_record
+from tools.project import Problem, Project, read_record, write, write_record
 from tools.steps.build import Build
 
 
@@ -131,44 +130,12 @@ def test_a_wrong_command_is_refused_with_the_usage(monkeypatch, capsys, argument
     assert said.startswith("usage: python -m tools") and told in said
 
 
-def test_pages_come_in_the_order_of_the_contents_through_parts_and_sections(book):
-    names = ["one", "two", "three", "four", "five"]
-    for name in names[2:]:
-        (book.root / "chapters" / f"{name}.md").write_text(f"# {name}\n", encoding="utf-8")
-    two = {"file": "chapters/two", "sections": [{"file": "chapters/three"}]}
-    last = [{"file": "chapters/four"}, {"file": "chapters/five"}]
-    parts = [{"caption": "A", "chapters": [two]}, {"caption": "B", "chapters": last}]
-    toc = {"format": "jb-book", "root": "chapters/one", "parts": parts}
-    (book.root / "_toc.yml").write_text(yaml.safe_dump(toc), encoding="utf-8")
-    project = Project(book.root)
-    assert [page.stem for page in project.pages] == names
-    assert [page.stem for page in project.chapters] == ["one", "two"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("---\nkernelspec:\n  name: python3\n  display_name: Python 3\n---\n# Words\n", True),
-        ("---\nmyst: {}\n---\nkernelspec\n", False),
-        ("---\n---\n# Words\n", False),
-        ("# Words\n\n---\nkernelspec: x\n---\n", False),
-    ],
-)
-def test_a_page_is_a_notebook_when_its_front_matter_names_a_kernel(tmp_path, text, expected):
-    page = tmp_path / "page.md"
-    page.write_text(text, encoding="utf-8")
-    assert is_notebook(page) is expected
-
-
 BROKEN = {
-    "empty": (b" \n", "is empty"),
     "in another encoding": ("# Wörter\n".encode("latin-1"), "not UTF-8: invalid start byte at byte 3"),
     "with a mark before it": (b"\xef\xbb\xbf# Words\n", "byte order mark"),
     "with front matter that is no YAML": (b"---\na: [1\nb: }\n---\n# Words\n", "expected"),
-    "with front matter that is a list": (b"---\n- 1\n---\n# Words\n", "sequence"),
     "with front matter that does not end": (b"---\nkernelspec: x\n# Words\n", "does not end"),
     "with a kernel that is a word": (b"---\nkernelspec: python3\n---\n# Words\n", "a name and a display_name"),
-    "with a kernel without a name": (b"---\nkernelspec: {name: x}\n---\n# Words\n", "a name and a display_name"),
     "with options of a cell that are no YAML": (
         f"{FRONT}\n# Words\n\n```{{code-cell}} ipython3\n---\na: [1\n---\n1\n```\n".encode(),
         "Code cell",
@@ -224,15 +191,3 @@ def test_an_unknown_chapter_is_told_with_those_that_there_are(book, name, told):
     (book.root / "chapters" / "three.md").write_text("# Three\n", encoding="utf-8")
     done = book.here("check", name)
     assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith("error: ") and told in done.stderr
-
-
-def test_names_come_once_and_in_the_known_order():
-    assert named(["masked", "fixed", "masked"], ["fixed", "masked"], "thing") == ["masked", "fixed"]
-
-
-@pytest.mark.parametrize("measure", ["fixed", "honesty", "remedies"])
-def test_a_measurement_of_an_unknown_name_is_refused(monkeypatch, capsys, measure):
-    monkeypatch.setattr("sys.argv", ["tools", measure, "nosuchname", "--root", str(ROOT)])
-    assert main() == 1
-    told = capsys.readouterr()
-    assert told.out == "" and "is called nosuchname; " in told.err

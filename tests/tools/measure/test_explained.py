@@ -3,7 +3,6 @@
 import json
 from types import SimpleNamespace
 
-import pytest
 import torch
 from scratch import ROOT
 
@@ -54,22 +53,6 @@ def test_first_answers_and_columns_of_tools_that_are_not_installed_stay(monkeypa
     assert (undefined["programs"], clean["programs"]) == (1, 1) and undefined["torchlens"] == old["torchlens"]
     assert undefined["explain"] == {"said": 1, "line": 1, "all": 1} and clean["explain"]["all"] == 1
     assert kept["tools"] == ["explain", "anomaly mode", "torchlens"]
-
-
-@pytest.mark.parametrize(
-    ("anything", "line", "of_wrong", "of_clean"),
-    [
-        (False, None, (False, False, False), (False, False, True)),
-        (True, 3, (True, False, False), (True, False, False)),
-        (True, 7, (True, True, False), (True, False, False)),
-    ],
-)
-def test_what_another_tool_told_is_counted_and_it_tells_no_kind(anything, line, of_wrong, of_clean):
-    def tool(_):
-        return SimpleNamespace(anything=anything, line=line)
-
-    assert explained._told(tool, program(("undefined", "forward", "log"))) == of_wrong
-    assert explained._told(tool, program()) == of_clean
 
 
 def test_a_crash_and_a_wrong_kind_are_failures():

@@ -11,7 +11,6 @@ from sample import sample
 
 from tools.measure import causes, fixed
 from tools.project import Project
-from zero_or_nan import ignoring
 from zero_or_nan.selfcheck import poisoned
 
 RECORDED = json.loads((Project(Path.cwd()).results / "measured" / "fixed.json").read_text(encoding="utf-8"))
@@ -50,29 +49,6 @@ def test_an_operator_is_as_recorded(operators, index):
         assert tally.fixed == tally.contaminated, tally.notes
 
 
-def test_operators_without_anything_to_tell_are_counted_and_have_no_row():
-    tallies = [
-        poisoned.Tally("clean", samples=4, left_out=1),
-        poisoned.Tally("fixed", samples=2, contaminated=2, fixed=2),
-        poisoned.Tally("broken", samples=1, broken=1),
-        poisoned.Tally("other", samples=1, other_bits=1),
-    ]
-    found = fixed.totals_and_rows(tallies)
-    assert [row["operator"] for row in found["rows"]] == ["fixed", "broken", "other"]
-    assert found["operators"] == 4 and found["totals"] == {
-        "samples": 8, "contaminated": 2, "crashed": 0, "fixed": 2, "broken": 1, "other_bits": 1, "left_out": 1,
-    }  # fmt: skip
-
-
-def test_scrubbing_fixes_what_was_not_summed_and_nothing_else(operators):
-    def scrub(*args, **kwargs):
-        return [gradient.nan_to_num() for gradient in torch.autograd.grad(*args, **kwargs)]
-
-    entrywise, summed = fixed.measure(operators["exp"], scrub), fixed.measure(operators["mm"], scrub)
-    assert entrywise.fixed == entrywise.contaminated > 0
-    assert summed.fixed < summed.contaminated
-
-
 def test_a_gradient_that_plain_pytorch_has_right_can_be_broken(operators):
     def doubled(*args, **kwargs):
         return [2 * gradient for gradient in torch.autograd.grad(*args, **kwargs)]
@@ -80,14 +56,6 @@ def test_a_gradient_that_plain_pytorch_has_right_can_be_broken(operators):
     tally = fixed.measure(operators["neg"], doubled, samples=3)
     assert tally.broken == tally.samples == tally.other_bits > 0
     assert tally.notes[0].startswith("broken: sample ")
-
-
-@pytest.mark.usefixtures("by_rules_alone")
-def test_a_missing_rule_is_named(operators, monkeypatch):
-    monkeypatch.delitem(ignoring.RULES, torch.ops.aten.mm)
-    tally = fixed.measure(operators["mm"])
-    assert tally.fixed < tally.contaminated
-    assert tally.without_rule == ["aten::mm"]
 
 
 def killing(samples):
@@ -126,28 +94,6 @@ def test_a_crash_costs_one_sample_and_the_rest_goes_on(operators, capsys):
     assert crashed.not_fixed[0].failure == "the process died: SIGKILL"
     assert other.samples > 0 == other.contaminated
     assert "all operators: " in capsys.readouterr().out
-
-
-def test_where_plain_pytorch_dies_ours_may_not():
-    tally = poisoned.Tally("killing")
-    for case in poisoned.poisoned(killing([4]), 1, tally):
-        clean = [x.clone().requires_grad_() for x in case.clean]
-        right = torch.autograd.grad(case.loss(clean), clean)
-        tally.add(fixed._judged_alone(case, lambda *args, right=right, **options: right))
-    assert (tally.crashed, tally.contaminated, tally.fixed, tally.broken) == (8, 8, 8, 0)
-
-
-def test_a_gradient_that_grows_with_the_poison_is_no_sample():
-    """However small: of a product with a zero in it, the gradient at the zero."""
-    small = torch.tensor([0.0, 1e-6, 1e-6])
-
-    def gradient(number):
-        return [small.double() * 0 + torch.tensor([number * 1e-6, 0.0, 0.0], dtype=torch.float64)]
-
-    wanted = [gradient(1e-6)[0].float()]
-    assert poisoned.same(gradient(0.37), wanted)
-    assert not poisoned._independent(gradient(0.37), wanted, gradient(1e-6))
-    assert poisoned._independent(gradient(1e-6), wanted, gradient(1e-6))
 
 
 @pytest.mark.parametrize(("operator", "sample", "cause"), [

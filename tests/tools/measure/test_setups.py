@@ -36,13 +36,6 @@ def test_the_recorded_rows_are_those_of_the_tests():
     assert facts(declared) == facts(recorded()), "run `make setups`"
 
 
-def test_every_marker_stands_in_a_file_of_the_table():
-    files = (ROOT / "tests" / "zero_or_nan").rglob("test_*.py")
-    marked = {path.relative_to(ROOT / "tests" / "zero_or_nan").as_posix() for path in files
-              if "pytest.mark.setup(" in path.read_text(encoding="utf-8")}  # fmt: skip
-    assert marked == set(setups.FILES)
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A checkout with one file of tests, to be written."""

@@ -1,13 +1,10 @@
 """What was measured: the recorded files are whole, and the tables say what they hold."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 
 from tools.measure import costs, costs_shown, explained, fixed, penguins
-from tools.project import Project
 from tools.versions import peers
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is not recommended to create a MaskedTensor")  # it makes its own
@@ -176,21 +173,6 @@ def test_a_step_is_measured_by_every_method(monkeypatch, measure, methods):
     assert " ".join(found) == methods
     halves = [each for took in found.values() for each in (took.values() if isinstance(took, dict) else [took])]
     assert all(0 < seconds < 10 for seconds in halves)
-
-
-def test_peak_memory_sees_a_large_tensor():
-    # x, its exponential, the selected and the gradient, each of forty megabytes, and some masks
-    assert 100e6 < costs.peak(costs.CASES["where over exp, 10000000 elements"], False, "plain") < 400e6
-
-
-def test_the_recorded_costs_are_of_todays_cases():
-    content = json.loads((Project(Path.cwd()).results / "measured" / "costs.json").read_text(encoding="utf-8"))
-    assert [(row["case"], row["contaminated"]) for row in content["rows"]] == [
-        (name, contaminated) for name in costs.CASES for contaminated in (False, True)
-    ]
-    assert [row["case"] for row in content["watched"]] == costs.WATCHED
-    assert [row["case"] for row in content["failing"]] == list(costs.FAILING)
-    assert [row["function"] for row in content["functions"]] == list(costs.FUNCTIONS)
 
 
 def test_a_difference_between_methods_is_that_of_the_same_seeds():

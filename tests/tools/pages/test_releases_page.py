@@ -1,19 +1,15 @@
 """The tables of releases: one cell for all that gave the same, a new one where something changed, and a way there."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from bs4 import BeautifulSoup
-from scratch import ROOT
 
 from tools.pages.releases import _alike, changed, changes, columns, releases
 from tools.pages.releases import tested as what_ran
 from tools.project import write_record
 from tools.steps.record import add
-
-RESULTS = ROOT / "results"
 
 
 def entries(*texts, shape=None):
@@ -86,25 +82,10 @@ def test_a_claim_that_does_not_hold_is_told_before_any_word(tmp_path):
     assert rows(releases(tmp_path, link))["vanilla"][0][1] == "✗ does not hold"
 
 
-def test_a_way_that_a_release_did_not_run_is_no_success(tmp_path):
-    put(tmp_path, "2.13.0", claim(entries("1")), claim(entries("1"), method="masked"))
-    put(tmp_path, "2.14.0", claim(entries("1")))
-    assert [cell[1] for cell in rows(releases(tmp_path, link))["masked"]] == ["✓ as claimed", "– not run"]
-
-
 def test_of_several_verdicts_the_worst_counts(tmp_path):
     worst = {**verdict(vanilla="raises TypeError"), "quantity": "y"}
     put(tmp_path, "2.13.0", claim(entries("1")), verdict(vanilla="right"), worst)
     assert rows(releases(tmp_path, link))["vanilla"][0][1] == "! raises TypeError"
-
-
-def test_each_device_is_columns_of_its_own_and_its_first_is_no_change(tmp_path):
-    put(tmp_path, "2.13.0", claim(entries("1")))
-    put(tmp_path, "2.13.0", claim(entries("2")), device="cuda")
-    text = releases(tmp_path, link)
-    assert [cell[:3] for cell in rows(text)["vanilla"]] == [(1, "✓ as claimed", {"zn-short"})] * 2
-    heads = [head.get_text() for head in BeautifulSoup(text, "html.parser").select('th[scope="colgroup"]')]
-    assert heads == ["PyTorch, CPU", "PyTorch, CUDA"]
 
 
 @pytest.mark.parametrize(
@@ -135,25 +116,3 @@ def test_what_ran_is_told_with_what_failed_and_with_the_claims_that_are_recorded
     write_record(tmp_path / "measured" / "matrix.json", {"rows": rows})
     text = [cell.get_text() for cell in BeautifulSoup(what_ran(tmp_path), "html.parser").select("tbody td")]
     assert text == ["2 of 3", "5 passed, 1 failed", "<it died>"] + 3 * ["no such version"]
-
-
-# The book's own.
-
-
-def test_the_page_says_of_the_nan_gradients_what_the_records_say():
-    # "the NaN gradients are the same on all of them, as are the methods that give the right ones"
-    words = {
-        json.dumps([[fact["case"], fact["quantity"], fact["observed"]] for fact in column.record["outcomes"]
-                    if fact["type"] == "verdict"])
-        for column in columns(RESULTS)
-    }  # fmt: skip
-    assert len(words) == 1 and "contaminated" in words.pop()
-
-
-def test_every_minor_release_that_the_matrix_knows_is_recorded():
-    from tools.versions.matrix import RELEASES
-
-    measured = json.loads((RESULTS / "measured" / "matrix.json").read_text(encoding="utf-8"))["rows"]
-    for release in RELEASES:
-        assert ("cpu", release) in [(column.device, column.version) for column in columns(RESULTS)]
-        assert release in [row["torch"] for row in measured]

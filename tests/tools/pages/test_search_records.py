@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
 from docutils import nodes
 
 from tools.pages.search import records
@@ -37,15 +36,6 @@ def test_a_section_is_a_record_and_the_first_has_the_keywords():
     assert second == {"address": "page.html#why", "page": "Page", "heading": "Why", "text": "because", "rows": ""}
 
 
-@pytest.mark.parametrize(
-    ("tags", "searched"),
-    [([], True), (["hide-cell", "solution"], True), (["hide-input"], False), (["hide-cell"], False)],
-)
-def test_code_is_searched_where_it_is_written_for_readers(tags, searched):
-    _, record = found(nodes.paragraph("", "before"), cell(tags, "case.claim(x)"), nodes.paragraph("", "after"))
-    assert record["text"] == ("before case.claim(x) after" if searched else "before after")
-
-
 def test_words_in_a_line_are_not_torn_apart_and_blocks_are():
     parts = nodes.literal("", "exp"), nodes.Text(", "), nodes.emphasis("", "twice"), nodes.Text(".")
     line = nodes.paragraph("", "", *parts)
@@ -72,21 +62,6 @@ def test_of_what_the_book_draws_itself_only_what_is_marked_is_searched():
     marked = f'<div class="zn zn-searched">{TABLE}</div>'
     assert found(nodes.raw("", marked, format="html"))[1]["rows"] == "What counts row relu(y) below 0 3.5"
     assert found(nodes.raw("", marked, format="latex"))[1]["rows"] == ""
-
-
-def test_what_is_marked_and_has_an_id_is_a_record_of_its_own():
-    html = (
-        "<div><table><tr class='zn-searched row' id=sqrt data-heading='sqrt at 0'>"
-        "<th scope=row>x.sqrt()</th><td>inf</td></tr>"
-        "<tr class=zn-searched id=norm><th scope=row><code>x.norm()</code> at 0</th>"
-        "<td>NaN<br>or 0</td></tr></table></div>"
-    )
-    *_, section, sqrt, norm = found(cell(["hide-input"], "atlas()", html), nodes.paragraph("", "after"))
-    assert section["text"] == "after" and section["rows"] == ""
-    assert (sqrt["address"], sqrt["heading"]) == ("page.html#sqrt", "sqrt at 0")
-    assert (sqrt["page"], sqrt["own"], sqrt["text"], sqrt["rows"]) == ("Page", "x.sqrt()", "inf", "")
-    assert (norm["address"], norm["heading"]) == ("page.html#norm", "x.norm() at 0")
-    assert (norm["own"], norm["text"]) == ("x.norm() at 0", "NaN or 0")
 
 
 def test_a_fallback_is_found_by_its_heading_and_says_so():

@@ -298,18 +298,6 @@ def test_an_interrupted_build_leaves_no_process_and_goes_on_afterwards(tmp_path,
     assert states(done.stdout)["slow"] == states(done.stdout)["slower"] == "ran"
 
 
-def test_an_interrupted_start_leaves_no_process_either(tmp_path):
-    # All kernels are forks of one server, which takes seconds to start: Ctrl-C comes before the first of them.
-    book = Book(tmp_path / "book", {"slow": [WAIT]})
-    build = book.start("check")
-    try:
-        assert wait_for(lambda: len(processes(book.root)) > 2, 30)
-        assert ends_well(build, book.root)
-        assert kernels(book) == []
-    finally:
-        end(book.root, build)
-
-
 def test_an_interrupted_renderer_goes_away_and_the_next_build_renders(book):
     wait = "p = __import__('pathlib').Path('rendering'); p.exists() or p.touch() or __import__('time').sleep(300)"
     book.edit("tools/pages/cached_pages.py", "    cached(checkout(app))\n", f"    {wait}\n    cached(checkout(app))\n")

@@ -42,11 +42,6 @@ def page(*shown: object) -> nbformat.NotebookNode:
     return nbformat.reads(nbformat.writes(new_notebook(cells=cells)), as_version=4)
 
 
-@pytest.mark.parametrize("item", [GOOD, BAD, VERDICT, Case("4132")], ids=["holds", "fails", "verdict", "case"])
-def test_a_statement_comes_back_as_it_was_made(item):
-    assert list(statements(page(item), "some-page")) == [{**item.json(), "page": "some-page"}]
-
-
 RELEASE = version("torch").split("+")[0]
 
 
@@ -108,15 +103,6 @@ def test_a_new_claim_is_of_its_release_alone_and_one_that_is_no_more_is_of_none(
     assert [line.partition(": ")[2] for line in said] == ["p · claim · 10729 · vanilla · x.grad"]
 
 
-def test_a_run_that_did_not_come_to_its_end_removes_nothing_from_others(project, capsys):
-    third = claim([1.0], quantity="third")
-    record(project, of("2.9.0", GOOD, BAD, third))
-    path = record(project, of("2.10.0", GOOD, third), complete=False)
-    assert [len(facts) for facts in kept(path).values()] == [3, 2]
-    assert [fact["method"] for fact in kept(path)["2.9.0 cpu"]] == ["vanilla", "masked", "vanilla"]  # the pages' order
-    assert "removed" not in capsys.readouterr().out
-
-
 def test_two_claims_that_are_called_the_same_are_refused_and_named(project):
     facts = list(statements(page(GOOD, GOOD), "p"))
     with pytest.raises(Problem, match="more than one claim is called p · claim · 10729 · vanilla · x.grad"):
@@ -147,29 +133,6 @@ def test_the_record_has_the_form_that_the_schema_describes():
     assert [error.message for error in Draft202012Validator(schema).iter_errors(content)] == []
     assert not re.search(r"/(root|home|tmp|usr|Users)/|site-packages|0x[0-9a-f]{6}", text)
     assert len(recorded.runs(content)) > 1
-
-
-LINE = {"page": "p", "type": "claim", "case": "10729", "method": "vanilla", "quantity": "x.grad",
-        "expected": "float32[1]: 1", "observed": "float32[]: -inf", "tolerance": "exactly", "holds": True}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"runs": {"2.13.0+cpu cpu": {"python": "3.11.7", "machine": "x86_64"}}},
-        {"seconds": 1.0},
-        {"outcomes": [{"type": "claim"}]},
-        {"outcomes": [{**LINE, "on": []}]},
-        {"outcomes": [{**LINE, "observed": "float32[1]: one"}]},
-        {"outcomes": [{**LINE, "observed": {"dtype": "float32", "shape": [1], "entries": ["1"]}}]},
-    ],
-)
-def test_the_schema_refuses_what_is_something_else(wrong):
-    schema = json.loads((ROOT / "results" / "schema.json").read_text(encoding="utf-8"))
-    runs = {"2.13.0 cpu": {"python": "3.11.7", "machine": "x86_64"}}
-    content = {"runs": runs, "outcomes": [LINE], "digest": 16 * "0"}
-    assert Draft202012Validator(schema).is_valid(content)
-    assert not Draft202012Validator(schema).is_valid({**content, **wrong})
 
 
 def test_a_record_of_two_devices_or_of_nothing_is_refused(project):

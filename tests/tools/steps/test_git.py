@@ -33,17 +33,14 @@ def book(tmp_path):
     [
         ("true", True),
         (STAGED, True),
-        (f'cp "$F" before; {STAGED}; cp before "$F"', True),
         (f'{CONFLICT}; git checkout -q --theirs -- "$F"', True),
         ('echo other > "$F"', False),
         (f'{STAGED}; echo more > "$F"', False),
         ('git update-index --assume-unchanged "$F"; echo other > "$F"', False),
-        (f'{STAGED}; git rm -q --cached "$F"', False),
         (f'{STAGED}; git rm -q --cached "$F"; git add --intent-to-add "$F"', False),
         ('ln -sf "a 1.txt" "$F"', False),
         (CONFLICT, False),
         ("mv .git elsewhere", False),
-        ('rm "$F"', False),
     ],
 )
 def test_a_file_is_held_if_it_is_as_the_last_commit_or_the_index_has_it(book, do, held):

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from scratch import ROOT, Book, edit
+from scratch import Book, edit
 
 from tools.project import Problem, Project, write
 from tools.steps.pair import notebook, out_of_step, pair
@@ -90,18 +90,6 @@ def test_links_to_pages_become_absolute_with_their_anchors_and_others_stay(book)
     assert "[elsewhere](https://example.org/two.md)" in text and code == 'print("[x](two.md)")'
 
 
-def test_what_the_site_folds_is_folded_in_jupyter_and_in_colab():
-    folded, open_cells = 0, 0
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            tags, metadata = set(cell["metadata"].get("tags", [])), cell["metadata"]
-            hidden = bool(tags & {"hide-cell", "hide-input"})
-            assert (metadata.get("jupyter") == {"source_hidden": True}) is hidden, path.name
-            assert (metadata.get("cellView") == "form") is hidden, path.name
-            folded, open_cells = folded + hidden, open_cells + (cell["cell_type"] == "code" and not hidden)
-    assert folded > 100 and open_cells > 100
-
-
 def test_out_of_step_names_what_is_missing_edited_behind_or_without_a_chapter(book):
     project = Project(book.root)
     one, two = (book.root / "notebooks" / name for name in ("one.ipynb", "two.ipynb"))
@@ -157,18 +145,6 @@ def test_a_notebook_without_a_chapter_is_deleted_only_if_git_holds_it(book):
         "notebooks deleted, because no chapter has their name: mine.ipynb\n0 of 2 notebooks rewritten\n"
     )
     assert not mine.exists()
-
-
-def test_what_is_in_the_place_of_a_notebook_and_is_none_stops_the_build(book):
-    one = book.root / "notebooks" / "one.ipynb"
-    one.mkdir(parents=True)
-    with pytest.raises(Problem, match="would overwrite notebooks/one.ipynb"):
-        pair(Project(book.root))
-    one.rmdir()
-    one.symlink_to("nowhere")
-    with pytest.raises(Problem, match="would overwrite notebooks/one.ipynb"):
-        pair(Project(book.root))
-    assert one.is_symlink()
 
 
 def test_after_an_interruption_the_next_build_recognizes_what_was_written(book, monkeypatch):

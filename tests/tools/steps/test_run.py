@@ -3,10 +3,10 @@
 from tempfile import TemporaryDirectory
 
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook, new_output
+from nbformat.v4 import new_code_cell, new_notebook
 
 from tools.steps import warm
-from tools.steps.run import run_one, whole
+from tools.steps.run import run_one
 
 
 def notebook(*cells):
@@ -63,12 +63,3 @@ def test_a_cell_that_ends_its_kernel_is_not_run_again(tmp_path):
     (trouble,) = run(tmp_path, f"open({str(counts)!r}, 'a').write('x')", "import os\nos._exit(3)").troubles
     assert (trouble.cell, trouble.what) == (2, "ends its kernel: the Python process died")
     assert counts.read_text() == "x"
-
-
-def said(*texts, name="stdout"):
-    return [new_output("stream", name=name, text=text) for text in texts]
-
-
-def test_a_line_that_came_in_pieces_is_one_line():
-    (output,) = whole(said("nan", " tensor([0.])\n", "next\n"))
-    assert output.text == "nan tensor([0.])\nnext\n"

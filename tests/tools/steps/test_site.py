@@ -67,12 +67,6 @@ def test_the_origin_is_the_commit_and_whether_a_source_was_changed_since(book):
     assert origin(project).changed
 
 
-def test_a_folder_in_the_checkout_of_something_else_has_no_origin(book):
-    book.commit()
-    inner = Book(book.root / "inner", {"one": ["print(1)"]})
-    assert origin(Project(inner.root)) is None
-
-
 def test_the_pages_are_written_again_exactly_when_something_that_they_show_is_new(tmp_path):
     book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
     book.run("book")  # adds the addresses of the pages to results/

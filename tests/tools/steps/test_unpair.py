@@ -1,6 +1,5 @@
 """Chapters and notebooks are a pair: what is edited in one comes to the other, and nothing else changes."""
 
-import copy
 import json
 import os
 import shutil
@@ -14,8 +13,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 from scratch import ROOT, Book, edit
 
 from tools.project import Problem, Project
-from tools.steps.pair import anywhere, notebook, pair
-from tools.steps.read import read
+from tools.steps.pair import notebook, pair
 from tools.steps.unpair import chapter_text, unpair
 
 REAL = Project(Path.cwd())
@@ -172,17 +170,6 @@ def test_what_is_no_edited_chapter_is_refused_and_nothing_is_written(book, chang
     with pytest.raises(Problem, match=said.replace("?", r"\?")):
         unpair(Project(book.root), path)
     assert book.chapter("one").read_text(encoding="utf-8") == before
-
-
-def test_a_chapter_that_jupytext_wrote_from_a_notebook_stops_the_build(book):
-    project = Project(book.root)
-    cells = copy.deepcopy(nbformat.reads(notebook(project, book.chapter("one")), as_version=4).cells)
-    source = next(cell.source for cell in cells if cell.cell_type == "code")
-    book.append("one", source)
-    refused = r"one.md contains the set-up cell.*make from-notebook NOTEBOOK=notebooks/one.ipynb"
-    with pytest.raises(Problem, match=refused):
-        read(book.chapter("one"))
-    assert anywhere(project, book.chapter("two"), read(book.chapter("two")))
 
 
 def test_changes_of_a_chapter_that_git_does_not_hold_are_not_overwritten(book):

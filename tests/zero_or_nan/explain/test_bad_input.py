@@ -36,18 +36,6 @@ def test_a_mask_beside_data(name, bad):
     assert told(report) == ([] if is_finite else [("bad input", "matmul")]) and (bad == bad or not is_finite)
 
 
-def test_masks_of_an_encoder():
-    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-    padding = torch.zeros(2, 3).masked_fill(torch.tensor([[False, False, True], [False, True, True]]), -inf)
-    for bad, expected in ((nan, [("bad input", "multi_head_attention_forward")]), (1.0, [])):
-        x = torch.rand(2, 3, 4)
-        x[0, 0, 0] = bad
-        layer.zero_grad()
-        with explain() as report:
-            layer(x, src_mask=MASK, src_key_padding_mask=padding).sum().backward()
-        assert told(report) == expected
-
-
 def test_an_infinity_is_told_of_beside_data():
     """If it goes on, or has become NaN."""
     weight, infinite, missing = leaf(0.0, 1.0), torch.tensor([-inf, 1.0]), torch.tensor([1.0, nan])
@@ -81,69 +69,6 @@ def test_what_is_undefined_beside_a_nan_is_told_of_with_its_own_number():
     report = report_of(lambda: leaf(nan, -1.0, 0.5).atanh().sum().backward())
     assert told(report) == [("bad input", "atanh"), ("undefined", "atanh")]
     assert report.origins[1].operands == "atanh(-1) = -inf" and report.origins[1].entries == [(1,)]
-
-
-@pytest.mark.parametrize("where", [(1, 2), ...], ids=str)
-@pytest.mark.parametrize("name", ["logdet", "inverse", "corrcoef"])
-def test_a_matrix_with_nan_is_not_undefined(name, where):
-    bad = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
-    bad[where] = nan
-    bad.requires_grad_()
-    with explain() as report:
-        getattr(torch, name)(bad).sum().backward()
-    assert {origin.kind for origin in report} == {"bad input"}
-
-
-@pytest.mark.parametrize(("kind", "statistic"), [(nn.BatchNorm1d, "running_mean"), (nn.InstanceNorm1d, "running_var")])
-def test_statistics_that_were_nan(kind, statistic):
-    norm = kind(2, track_running_stats=True).eval()
-    buffer = getattr(norm, statistic)
-    buffer[1] = nan
-    x = torch.rand(3, 2, 4, requires_grad=True)
-    report = report_of(lambda: norm(x).sum().backward())
-    assert told(report) == [("bad input", kind.__name__[:-6].lower() + "_norm")]
-    assert report.origins[0].operands == f"nan in {statistic}, a buffer" and report.origins[0].entries == [(1,)]
-
-
-def test_statistics_of_rows_that_the_loss_ignores():
-    """The gradient is contaminated, and evaluation uses what the batch left."""
-    norm, batch = nn.BatchNorm1d(2), torch.tensor([[1.0, nan], [2.0, 1.0]])
-    with explain() as report:
-        norm(batch)[:, 0].sum().backward()
-        norm.eval()
-        norm(torch.ones(2, 2)).sum().backward()
-    assert told(report) == [("contaminated", "batch_norm"), ("bad input", "batch_norm")]
-    assert len({origin.line for origin in report}) == 1
-
-
-UPDATES = {
-    "mul": lambda state, w: state.mul_(0.9).add_(w, alpha=0.1),
-    "lerp": lambda state, w: state.lerp_(w, 0.1),
-    "clamp": lambda state, w: state.clamp_(-1, 1),
-    "_foreach_mul": lambda state, w: torch._foreach_mul_([torch.ones(2), state], 0.9),
-}
-
-
-@pytest.mark.parametrize("name", UPDATES)
-def test_state_that_was_nan(name):
-    state, weight = torch.tensor([1.0, nan]), leaf(1.0, 1.0)
-    with explain() as report:
-        with torch.no_grad():
-            UPDATES[name](state, weight)
-        (weight * state).sum().backward()
-    (origin,) = report
-    assert (origin.kind, origin.operator, origin.operands) == ("bad input", name, "nan in state")
-    assert origin.entries == [(1,)]
-
-
-@pytest.mark.parametrize(("before", "update"), [(2e38, lambda s: s.mul_(2)), (-1.0, lambda s: s.sqrt_())])
-def test_state_that_was_finite_is_no_input(before, update):
-    state, weight = torch.tensor([before]), leaf(1.0)
-    with explain() as report:
-        with torch.no_grad():
-            update(state)
-        (weight * state).sum().backward()
-    assert [origin.kind for origin in report] != ["bad input"]
 
 
 @pytest.fixture

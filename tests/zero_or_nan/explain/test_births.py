@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain
+from zero_or_nan.explain.report.narration import BEHIND
 
 inf, nan = math.inf, math.nan
 
@@ -77,19 +78,6 @@ def test_gradients_from_before_the_block(name, bad):
     assert {"w", "v"} <= set(origin.reached)
 
 
-def test_gradients_from_before_the_block_beside_others():
-    """Each has its own origin: an infinite slope, a contamination, and what was there. Nothing else is told."""
-    w, v = held(nan, 1.0)
-    assert report_of(lambda: [v.sum().backward(), (w * v).sum().backward(inputs=[v])]).ok
-    v.grad = None
-    with explain() as report:
-        torch.where(v > 1, (v - 1).sqrt(), 0).sum().backward()
-        (w - 1).sqrt().sum().backward()
-    assert telling("kind", "operator", "reached")(report) == [
-        ("contaminated", "sqrt", ["v"]), ("bad input", "backward", ["w"]), ("undefined", "sqrt", ["w"]),
-    ]  # fmt: skip
-
-
 def poles(x):
     inverse = 1 / x
     (inverse / 0).sum().backward()
@@ -131,14 +119,6 @@ def test_elements_are_told_apart(name):
     assert with_elements(report_of(lambda: program(x))) == expected
 
 
-def test_what_comes_in_beside_what_is_made():
-    """Of two rows, one has NaN in its data, and the other overflows: the loss uses the other alone."""
-    x = torch.tensor([[nan, 1.0], [3e38, 3e38]], requires_grad=True)
-    report = report_of(lambda: (x * 1).sum(1)[1].backward())
-    assert told(report)[-1] == ("overflow", "forward", "sum")
-    assert "bad input" not in [origin.kind for origin in report]
-
-
 def test_a_hook_that_divides_by_zero_is_not_what_the_loss_ignores():
     """`ignoring` fixes all but the NaN of the hook, which it would run too."""
     v, w = leaf(1.0, 100.0), leaf(1.0, 2.0)
@@ -168,13 +148,48 @@ def test_attention_to_bad_data_has_no_origin_in_backward(value, mask):
     assert not report.ok and all(origin.phase == "forward" for origin in report)
 
 
-def test_a_derivative_at_a_finite_value_is_an_origin_beside_bad_data():
-    x = torch.zeros(3, requires_grad=True)
+# If fixing a contaminated origin is not enough, the report names the origin behind it, which its NaN hides.
+
+
+def lengths_and_directions(length):
+    """Directions under a where, and the lengths themselves: 0 / 0, and behind it the slope of the length."""
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
+    n = length(x)
+    directions = torch.where(n[:, None] > 0, x / n[:, None], 0)
+    return x, directions[:, 0].sum() + n.sum()
+
+
+def by_hand(x):
+    return x.square().sum(-1).sqrt()
+
+
+def test_a_slope_behind_a_division():
     with explain() as report:
-        data = torch.ones(2)
-        data[1] = inf
-        (x.square().sum().sqrt() + data.sum()).backward()
-    assert ("undefined", "backward", "sqrt") in told(report)
-    scores, masked = torch.zeros(2, 2, requires_grad=True), torch.eye(2) > 0
-    report = report_of(lambda: scores.masked_fill(masked, -inf).softmax(-1).sqrt().sum().backward())
-    assert telling("phase", "operator")(report) == [("backward", "sqrt")]
+        x, loss = lengths_and_directions(by_hand)
+        loss.backward()
+    assert told(report) == [("contaminated", "forward", "div"), ("undefined", "backward", "sqrt")]
+    division, root = report
+    assert division.fixed is False and "fix the other origins" in division.remedy
+    assert root.source == "return x.square().sum(-1).sqrt()" and root.reached == ["x"] and root.entries == [(0,)]
+    assert root.operands == "inf, the derivative of sqrt at 0"
+    assert report.notes == [BEHIND.format("sqrt", root.line)]
+
+
+def test_a_function_that_only_passes_a_nan_on_is_not_behind():
+    """The root of the whole loss is no step of the shadow, because nothing is ignored there."""
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
+    with explain() as report:
+        n = by_hand(x)[:, None]
+        total = torch.where(n > 0, x / n, 0).sum()
+        (total - total.detach()).sqrt().backward()
+    assert {origin.operator for origin in report} == {"div", "sqrt"} and not report.notes
+
+
+def test_a_product_that_overflows_behind_it_is_not_named():
+    """Its factors are finite, but not their product in the pass of `ignoring`. The remedy promises no gradient."""
+    x = leaf(0.0, 0.0)
+    with explain() as report:
+        n = x * 1e30
+        (torch.where(n > 0, x / n, 0) + n * 1e30).sum().backward()
+    (origin,) = report
+    assert (origin.operator, origin.fixed) == ("div", False) and "does not fix it here" in origin.remedy

@@ -132,6 +132,14 @@ def test_a_step_that_changes_its_parameters_itself_leaves_no_trace_from_the_seco
     assert [origin.operator for origin in report] == ["log"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_the_largest_of_parameters(dtype):
+    one, other = torch.tensor([[1.0, -3.0]]).to(dtype), torch.tensor(2.0).to(dtype)
+    assert largest([one, other, torch.arange(5), torch.empty(0)]) == 3
+    assert largest([one, other.clone().fill_(float("nan"))]) is None
+    assert largest([torch.arange(5)]) is None
+
+
 def course(losses, sizes, start=1.0):
     followed = Course()
     followed.begin([torch.tensor([start])])
@@ -148,35 +156,12 @@ def word(followed, now, is_overflow=True):
 def test_where_the_line_is_drawn():
     """Both have to grow, and the loss may not have gone back."""
     far = 2 * GROWN
-    assert word(course([1, far], [1, far]), far) == "diverges"
+    assert word(course([1, far], [1, far]), far) == word(course([-1, -far], [1, far]), far) == "diverges"
     assert word(course([1, GROWN / 2], [1, far]), far) == "no"
-    assert word(course([1, far], [1, 1]), GROWN / 2) == "no"
     assert word(course([1, far, 1], [1, far, far]), far) == "no"
     assert word(course([1, far], [1, 1]), far) == "jumped"
-    assert word(course([1, far], [1, 2 * EXPLODED]), far) == "diverges"
     assert word(course([1, 100, far], [1, 1, 1]), far) == "diverges", "it did not grow in a single step"
     assert word(course([1], [1]), 2 * EXPLODED) == "diverges"
     assert word(course([1], [1]), 2 * EXPLODED, is_overflow=False) == "no"
-    assert word(course([1], [1]), EXPLODED / 2) == "no"
-    assert word(course([1, 1], [1, 1]), 2 * EXPLODED) == "no"
     assert word(course([1, far], [1e-4, 1], start=1e-4), 1.0) == "no", "weights of size 1 make nothing overflow"
-    assert word(course([1, far], [1e-4, 1], start=1e-4), 2 * EXPLODED) == "diverges"
     assert word(Course(), far) == "no"
-    assert word(course([1, far], [1, far]), None) == "diverges"
-    assert word(course([-1, -far], [1, far]), far) == "diverges"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
-def test_the_largest_of_parameters(dtype):
-    one, other = torch.tensor([[1.0, -3.0]]).to(dtype), torch.tensor(2.0).to(dtype)
-    assert largest([one, other, torch.arange(5), torch.empty(0)]) == 3
-    assert largest([one, other.clone().fill_(float("nan"))]) is None
-    assert largest([torch.arange(5)]) is None
-
-
-def test_parameters_are_looked_at_only_while_the_loss_is_far_above_the_first():
-    looked = []
-    followed = Course()
-    for loss in (1.0, 0.5, 30.0, 2 * GROWN, 0.1):
-        followed.add(loss, lambda loss=loss: looked.append(loss))
-    assert looked == [2 * GROWN]

@@ -5,6 +5,8 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from origins import report_of
+from own_function import exponential
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -12,7 +14,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from zero_or_nan import explain
+from zero_or_nan import explain, ignoring
 
 
 class Counts(TorchDispatchMode):
@@ -76,17 +78,6 @@ def test_selective_checkpoints(name, scale):
     assert [origin.operator for origin in report] == ["sqrt"][: scale == 0]
 
 
-def test_whether_the_loss_uses_an_element_is_known_in_a_selective_checkpoint():
-    x = torch.tensor([1.0, 100.0], requires_grad=True)
-    context = saving([torch.ops.aten.exp.default])
-    with explain() as report:
-        checkpoint(
-            lambda x: torch.where(x < 50, x.exp(), 0), x, use_reentrant=False, context_fn=context
-        ).sum().backward()
-    (origin,) = report
-    assert (origin.kind, origin.fixed, origin.is_sure) == ("contaminated", True, True)
-
-
 def test_a_mode_that_may_run_once():
     needs = Counts()
     plain = step(lambda: (Counts(), needs), 0.0)
@@ -96,17 +87,67 @@ def test_a_mode_that_may_run_once():
     assert not any(origin.is_sure for origin in report)
 
 
-@pytest.mark.skipif(not hasattr(torch.utils.checkpoint, "GraphExecGroup"), reason="PyTorch has no groups yet")
-def test_a_group_of_passes():
-    def steps():
-        x = torch.tensor([1.0, 0.0], requires_grad=True)
-        one, other = checkpoint(lambda x: (x.exp(), x.sqrt()), x, use_reentrant=False)
-        with torch.utils.checkpoint.GraphExecGroup():
-            one.sum().backward()
-            other.sum().backward()
-        return x.grad.tolist()
+# A backward in Python that can run only once runs once, and what is not found out for that is not told.
 
-    plain = steps()
+
+class Frees(torch.autograd.Function):
+    """exp, which lets go of what it kept."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.kept = x.exp()
+        return ctx.kept.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        kept = ctx.kept
+        del ctx.kept
+        return gradient * kept
+
+
+class Writes(torch.autograd.Function):
+    """exp, which writes its gradient over what it saved, as kernels do that save memory."""
+
+    @staticmethod
+    def forward(ctx, x):
+        result = x.exp()
+        ctx.save_for_backward(result.clone())
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (kept,) = ctx.saved_tensors
+        kept.data.mul_(gradient)
+        return kept
+
+
+@pytest.fixture(params=[Frees, Writes])
+def function(request):
+    return request.param
+
+
+def step_of(function, last):
+    x = torch.tensor([0.5, last], requires_grad=True)
+    (torch.where(x < 50, function.apply(x), torch.zeros(2)) * torch.tensor([3.0, 1.0])).sum().backward()
+    return x.grad.tolist()
+
+
+def test_the_gradient_is_that_of_plain_pytorch_and_nobody_says_what_he_does_not_know(function):
+    report = report_of(lambda: step_of(function, 1.0))
+    assert report.ok and not report.notes
+    plain = step_of(function, 100.0)
     with explain() as report:
-        assert steps() == plain
-    assert [origin.operator for origin in report] == ["sqrt"]
+        watched = step_of(function, 100.0)
+    assert str(plain) == str(watched) and "nan" in str(plain)
+    (origin,) = report
+    assert not origin.is_sure and origin.fixed is None and origin.kind == "overflow"
+    assert "if the loss uses this element, its exact value is 2.68812e43" in str(origin)
+    assert any("may allow only one pass" in note for note in report.notes)
+
+
+def test_one_that_is_recorded_may_run_twice_and_is_told_apart():
+    Exp = exponential()
+    ignoring.function(Exp)
+    report = report_of(lambda: step_of(Exp, 100.0))
+    (origin,) = report
+    assert origin.is_sure and (origin.kind, origin.fixed) == ("contaminated", True) and not report.notes

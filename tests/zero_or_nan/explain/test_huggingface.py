@@ -239,14 +239,6 @@ def test_an_error_of_the_users(make):
     def fails():
         raise Mine
 
-    class Fails(Trainer):
-        def compute_loss(self, *args, **kwargs):
-            raise Mine
-
-    in_a_step = make(rows(), ExplainCallback, kind=Fails)
-    with pytest.raises(Mine):
-        in_a_step.train()
-    assert "training_step" not in vars(in_a_step)
     trainer = make(rows(2), ExplainCallback(), Once(fails))
     for _ in range(2):
         with pytest.raises(Mine):

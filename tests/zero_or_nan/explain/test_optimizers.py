@@ -105,41 +105,6 @@ def test_what_an_optimizer_makes_itself(kind, options, dtype):
     assert train_with_gradient_0(kind, {**options, "eps": 1e-8}, torch.float32).isfinite().all()
 
 
-class Divides(torch.optim.Optimizer):
-    """An optimizer of the user's."""
-
-    def __init__(self, params):
-        super().__init__(params, {})
-
-    @torch.no_grad()
-    def step(self):
-        for p in self.param_groups[0]["params"]:
-            p.div_(p.grad)
-
-
-@pytest.mark.parametrize(
-    ("make", "slope", "origin"),
-    [
-        (lambda w: torch.optim.SGD([w], lr=1e38), 100, ("overflow", "add", "SGD.step")),  # a step that is too large
-        (lambda w: Divides([w]), 0, ("undefined", "div", "Divides.step")),
-    ],
-)
-def test_a_step_that_makes_a_parameter_bad(make, slope, origin):
-    w = torch.ones(1, requires_grad=True)
-    optimizer = make(w)
-
-    def steps():
-        for _ in range(2):
-            optimizer.zero_grad()
-            (w * slope).sum().backward()
-            optimizer.step()
-        (w * 2).sum().backward()
-
-    report = report_of(steps)
-    assert told(report)[0] == origin
-    assert ("learning rate" in report.origins[0].remedy) == (origin[0] == "overflow")
-
-
 def test_the_forward_in_a_closure_is_not_the_optimizers():
     w = torch.ones(1, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=0.1)

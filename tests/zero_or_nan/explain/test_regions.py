@@ -67,23 +67,6 @@ class SafeLog(nn.Module):
         return torch.where(y > 0, torch.log(y), 0.0)
 
 
-class Log(nn.Module):
-    def forward(self, x):
-        return x.log()
-
-
-class Average(nn.Module):
-    """Writes its buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(2))
-
-    def forward(self, x):
-        self.mean.mul_(0.9).add_(x.detach() * 0.1)
-        return (x / self.mean).sum()
-
-
 class Net(nn.Module):
     def __init__(self, extra):
         super().__init__()
@@ -110,17 +93,6 @@ def with_breaks(x):
     b = a * 2
     print(end="")
     return b.sum() * 3
-
-
-def in_bfloat16(model, x):
-    with torch.autocast("cpu", torch.bfloat16):
-        return model(x).float()
-
-
-def a_chain_of_regions(compiled):
-    layers = [compiled(nn.Sequential(nn.Linear(3, 3), SafeLog(), nn.Linear(3, 3), Log())) for _ in range(2)]
-    model, x = nn.Sequential(*layers), torch.randn(4, 3)
-    return lambda: model(x).mean().backward()
 
 
 def a_checkpoint_inside(compiled):
@@ -172,7 +144,6 @@ PROGRAMS = {
     "selected outside": of(lambda x: x.log() * 2, selected_outside),
     "born before": of(lambda x: torch.where(x > 0, x * 2, 0.0).sum(), lambda loss: loss(at_0().log() + 0.5)),
     "an input that is written": of(lambda x: x.mul_(2).sqrt().sum(), lambda loss: loss(at_0() * 1)),
-    "a buffer that is written": lambda compiled: of(Average())(compiled),
     "one region in a loop": of(lambda x: torch.where(x > 0, x.log(), 0.0) * 2, one_region_in_a_loop),
     "graph breaks": of(with_breaks),
     "a bad weight": of_model(with_a_bad_weight),
@@ -186,8 +157,6 @@ PROGRAMS = {
         lambda model, x: checkpoint(model, x, use_reentrant=False),
     ),
     "dropout": of_model(lambda: nn.Sequential(nn.Linear(3, 9), nn.Dropout(), SafeLog())),
-    "amp": of_model(lambda: nn.Sequential(nn.Linear(3, 3), SafeLog()), in_bfloat16),
-    "a chain of regions": a_chain_of_regions,
     "a checkpoint inside": a_checkpoint_inside,
     "twice through a graph": twice_through_a_graph,
     "backward inside": backward_inside,

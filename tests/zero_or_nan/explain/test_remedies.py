@@ -36,7 +36,7 @@ from zero_or_nan.functions.numerics import NUMERICS
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 
 KINDS = [*REMEDIES, *itertools.product(["contaminated", "undefined"], [*NUMERICS, "something else"])]
-nan, inf = torch.nan, torch.inf
+nan = torch.nan
 
 
 def statements(code):
@@ -454,12 +454,3 @@ def test_advice_in_place_of_a_rewrite_that_could_not_be_tried():
     assert "y = x.masked_fill(" in code
     code, _ = remedy("undefined", "sqrt", "float32", None, refused=["wrong(x)"])
     assert "gives other ones:\n#   wrong(x)" in code
-
-
-def test_clipping_does_not_help_a_slope_that_is_too_large():
-    """As the advice says: clipping multiplies inf by 0."""
-    x, y = leaf(44.2), leaf(1.0)
-    (x.exp() ** 2 + y).backward()
-    assert "multiplies inf by 0" in REMEDIES["overflow", "a slope"].code
-    torch.nn.utils.clip_grad_norm_([x, y], 1.0)
-    assert x.grad.isnan() and y.grad == 0

@@ -51,9 +51,3 @@ def test_the_report_states_the_convention(name):
 def test_elsewhere_nothing_is_said(name):
     (origin,) = report_of(lambda: NO_TIE[name](leaf(0.0, 4.0).sqrt()).sum().backward())
     assert origin.tie == ""
-
-
-@pytest.mark.parametrize(("root", "x"), [(lambda x: x**0.5, 0.0), (torch.acos, 1.0)])
-def test_functions_that_do_not_keep_their_result(root, x):
-    x = leaf(x)
-    assert report_of(lambda: root(x).relu().sum().backward()).origins[0].tie.startswith("at a tie")
