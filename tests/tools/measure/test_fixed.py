@@ -11,6 +11,7 @@ from sample import sample
 
 from tools.measure import causes, fixed
 from tools.project import Project
+from zero_or_nan import ignoring
 from zero_or_nan.selfcheck import poisoned
 
 RECORDED = json.loads((Project(Path.cwd()).results / "measured" / "fixed.json").read_text(encoding="utf-8"))
@@ -47,6 +48,14 @@ def test_an_operator_is_as_recorded(operators, index):
         assert tally.contaminated == 0, tally.notes
     elif ROWS[name]["fixed"] == ROWS[name]["contaminated"]:
         assert tally.fixed == tally.contaminated, tally.notes
+
+
+@pytest.mark.usefixtures("by_rules_alone")
+def test_a_missing_rule_is_named(operators, monkeypatch):
+    monkeypatch.delitem(ignoring.RULES, torch.ops.aten.mm)
+    tally = fixed.measure(operators["mm"])
+    assert tally.fixed < tally.contaminated
+    assert tally.without_rule == ["aten::mm"]
 
 
 def test_a_gradient_that_plain_pytorch_has_right_can_be_broken(operators):

@@ -82,6 +82,21 @@ def test_a_claim_that_does_not_hold_is_told_before_any_word(tmp_path):
     assert rows(releases(tmp_path, link))["vanilla"][0][1] == "✗ does not hold"
 
 
+def test_a_way_that_a_release_did_not_run_is_no_success(tmp_path):
+    put(tmp_path, "2.13.0", claim(entries("1")), claim(entries("1"), method="masked"))
+    put(tmp_path, "2.14.0", claim(entries("1")))
+    assert [cell[1] for cell in rows(releases(tmp_path, link))["masked"]] == ["✓ as claimed", "– not run"]
+
+
+def test_each_device_is_columns_of_its_own_and_its_first_is_no_change(tmp_path):
+    put(tmp_path, "2.13.0", claim(entries("1")))
+    put(tmp_path, "2.13.0", claim(entries("2")), device="cuda")
+    text = releases(tmp_path, link)
+    assert [cell[:3] for cell in rows(text)["vanilla"]] == [(1, "✓ as claimed", {"zn-short"})] * 2
+    heads = [head.get_text() for head in BeautifulSoup(text, "html.parser").select('th[scope="colgroup"]')]
+    assert heads == ["PyTorch, CPU", "PyTorch, CUDA"]
+
+
 def test_of_several_verdicts_the_worst_counts(tmp_path):
     worst = {**verdict(vanilla="raises TypeError"), "quantity": "y"}
     put(tmp_path, "2.13.0", claim(entries("1")), verdict(vanilla="right"), worst)

@@ -103,6 +103,15 @@ def test_a_new_claim_is_of_its_release_alone_and_one_that_is_no_more_is_of_none(
     assert [line.partition(": ")[2] for line in said] == ["p · claim · 10729 · vanilla · x.grad"]
 
 
+def test_a_run_that_did_not_come_to_its_end_removes_nothing_from_others(project, capsys):
+    third = claim([1.0], quantity="third")
+    record(project, of("2.9.0", GOOD, BAD, third))
+    path = record(project, of("2.10.0", GOOD, third), complete=False)
+    assert [len(facts) for facts in kept(path).values()] == [3, 2]
+    assert [fact["method"] for fact in kept(path)["2.9.0 cpu"]] == ["vanilla", "masked", "vanilla"]  # the pages' order
+    assert "removed" not in capsys.readouterr().out
+
+
 def test_two_claims_that_are_called_the_same_are_refused_and_named(project):
     facts = list(statements(page(GOOD, GOOD), "p"))
     with pytest.raises(Problem, match="more than one claim is called p · claim · 10729 · vanilla · x.grad"):

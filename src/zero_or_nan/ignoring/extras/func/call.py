@@ -31,6 +31,8 @@ from .vmap import level, outside_all, refuse_inside, together, under_vmap
 
 Argnums = int | tuple[int, ...]
 
+_FRESH = "_zero_or_nan_fresh"
+"""An attribute of each fresh tensor."""
 _SPENT = "_zero_or_nan_spent"
 """An attribute of each fresh tensor whose function has returned: nobody else can differentiate by this tensor."""
 
@@ -86,6 +88,8 @@ def called(
     with torch.inference_mode(False), torch.enable_grad():
         for number, (tensors, structure) in zip(numbers, given, strict=True):
             new = [_fresh(together(tensor), recording) for tensor in tensors]
+            for tensor in new:
+                setattr(tensor, _FRESH, True)
             inputs += new
             fresh[number] = tree_unflatten(list(map(under_vmap, new)), structure)
         nodes = [tensor.grad_fn for tensor in inputs]
@@ -129,18 +133,30 @@ def _fresh(tensor: Tensor, recording: bool) -> Tensor:
         return tensor.detach().requires_grad_()
 
 
+_NO_SECOND = (
+    "{}: the function differentiates a function that torch.compile compiled, and the result has no second derivative; "
+    "call the function that is not compiled"
+)
 _BEHIND = "_zero_or_nan_behind"
 """In the metadata of the node of a compiled region's gradient: the edges from the regions to their arguments."""
 
 
 def note_regions(roots: Sequence[Any], gradients: Sequence[Any]) -> None:
-    """Note what the gradients of compiled regions depend on. Their own nodes lead only to what the regions saved."""
+    """Note what the gradients of compiled regions depend on. Their own nodes lead only to what the regions saved.
+
+    Raises:
+        RuntimeError: if PyTorch recorded no such node, as 2.6 does, and an outer function differentiates by an argument
+            of a region. Its derivative would lack the region, and nothing could tell later.
+    """
     nodes: list[Any] = list(held_from(gradients))
     recorded = [node for node in nodes if node.name() == "CompiledFunctionBackwardBackward"]
-    if recorded:
-        edges = [GradientEdge(*edge) for node in held_from(roots) if is_region(node) for edge in node.next_functions]
-        for node in recorded:
-            node.metadata.setdefault(_BEHIND, edges)
+    edges = [GradientEdge(*edge) for node in held_from(roots) if is_region(node) for edge in node.next_functions]
+    for node in recorded:
+        node.metadata.setdefault(_BEHIND, edges)
+    if edges and not recorded:
+        leaves = [node.variable for node in held_from(edges) if type(node) is AccumulateGrad]  # type: ignore[attr-defined]
+        if any(hasattr(leaf, _FRESH) and not hasattr(leaf, _SPENT) for leaf in leaves):
+            raise RuntimeError(_NO_SECOND.format("grad"))
 
 
 def _refuse_second_derivatives(name: str, roots: Sequence[Any], inputs: Sequence[Tensor]) -> None:
@@ -151,10 +167,7 @@ def _refuse_second_derivatives(name: str, roots: Sequence[Any], inputs: Sequence
         edges = [edge for node in functions for edge in node.metadata.get(_BEHIND, ())]
         behind = held_from(edges)
         if behind and any(get_gradient_edge(tensor).node in behind for tensor in inputs):
-            raise RuntimeError(
-                f"{name}: the function differentiates a function that torch.compile compiled, and the result has no "
-                "second derivative; call the function that is not compiled"
-            )
+            raise RuntimeError(_NO_SECOND.format(name))
 
 
 def _depends_on_more(tensors: Sequence[Tensor]) -> bool:
