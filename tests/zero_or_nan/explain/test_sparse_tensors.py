@@ -9,10 +9,7 @@ from zero_or_nan import explain
 
 nan = float("nan")
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # they are in beta state, PyTorch says
 
 USES = {
     "product": lambda a, w: a @ w,
