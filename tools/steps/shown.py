@@ -48,7 +48,10 @@ def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
     if lost:
         found.append(f"these links lead to a page or a section that does not exist:\n{_some(lost)}")
     if gone:
-        advice = "Above the section that has their content now, write their last part as a label, such as (old-anchor)="
+        advice = (
+            "If a section is gone, write its name as a label, such as (old-anchor)=, above the section that has its "
+            "content now. If a page is gone, keep a page of that name that links to the new one"
+        )
         found.append(f"these addresses are gone, but people may link to them. {advice}:\n{_some(gone)}")
     return found
 

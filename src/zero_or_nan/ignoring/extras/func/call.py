@@ -31,10 +31,8 @@ from .vmap import level, outside_all, refuse_inside, together, under_vmap
 
 Argnums = int | tuple[int, ...]
 
-_FRESH = "_zero_or_nan_fresh"
-"""An attribute of each fresh tensor."""
-_SPENT = "_zero_or_nan_spent"
-"""An attribute of each fresh tensor whose function has returned: nobody else can differentiate by this tensor."""
+_OPEN = "_zero_or_nan_open"
+"""An attribute of each fresh tensor: True until its function has returned. Then nobody can differentiate by it."""
 
 
 class Call(NamedTuple):
@@ -89,7 +87,7 @@ def called(
         for number, (tensors, structure) in zip(numbers, given, strict=True):
             new = [_fresh(together(tensor), recording) for tensor in tensors]
             for tensor in new:
-                setattr(tensor, _FRESH, True)
+                setattr(tensor, _OPEN, True)
             inputs += new
             fresh[number] = tree_unflatten(list(map(under_vmap, new)), structure)
         nodes = [tensor.grad_fn for tensor in inputs]
@@ -97,7 +95,7 @@ def called(
         if any(tensor.grad_fn is not node for tensor, node in zip(inputs, nodes, strict=True)):
             raise RuntimeError(f"{name}: the function wrote into its argument; write into a copy, x.clone(), instead")
     for tensor in inputs:
-        setattr(tensor, _SPENT, True)
+        setattr(tensor, _OPEN, False)
     other = None
     if has_aux:
         if not (isinstance(returned, tuple) and len(returned) == 2):
@@ -155,8 +153,8 @@ def note_regions(roots: Sequence[Any], gradients: Sequence[Any]) -> None:
         node.metadata.setdefault(_BEHIND, edges)
     if edges and not recorded:
         leaves = [node.variable for node in held_from(edges) if type(node) is AccumulateGrad]  # type: ignore[attr-defined]
-        if any(hasattr(leaf, _FRESH) and not hasattr(leaf, _SPENT) for leaf in leaves):
-            raise RuntimeError(_NO_SECOND.format("grad"))
+        if any(getattr(leaf, _OPEN, False) for leaf in leaves):
+            raise RuntimeError(_NO_SECOND.format("ignoring.func"))
 
 
 def _refuse_second_derivatives(name: str, roots: Sequence[Any], inputs: Sequence[Tensor]) -> None:
@@ -171,12 +169,12 @@ def _refuse_second_derivatives(name: str, roots: Sequence[Any], inputs: Sequence
 
 
 def _depends_on_more(tensors: Sequence[Tensor]) -> bool:
-    """True if one of the tensors has a graph that leads to another leaf than spent ones."""
+    """True if one of the tensors has a graph that leads to a leaf other than closed fresh tensors."""
     leaves: list[Any] = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_leaf]
     with outside_all():
         nodes: Sequence[Any] = list(held_from([tensor for tensor in tensors if tensor.requires_grad]))
     leaves += [node.variable for node in nodes if type(node) is AccumulateGrad]  # type: ignore[attr-defined]
-    return not all(hasattr(leaf, _SPENT) for leaf in leaves)
+    return any(getattr(leaf, _OPEN, True) for leaf in leaves)
 
 
 def _numbers(name: str, argnums: Any, count: int) -> list[int]:
