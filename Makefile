@@ -84,7 +84,7 @@ compiled: $(BIN)/.ready  ## measure how much ignoring follows in compiled region
 honesty: $(BIN)/.ready  ## look for NaN that the loss uses and ignoring hides, on PyTorch's own samples; write results/measured/
 	$(RUN) honesty
 
-explained: $(BIN)/.ready  ## count how often explain and other tools find the origin of a NaN; write results/measured/
+explained: $(BIN)/.ready  ## count how often other tools than explain name the line at fault; write results/measured/
 	$(RUN) explained
 
 first-look: $(BIN)/.ready  ## paste the remedy of explain into each program of a corpus that it had not seen; write results/measured/

@@ -1,6 +1,7 @@
 """The corpora of programs and of losses: they are read from their documents, and answers are judged."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -45,6 +46,19 @@ def test_a_remedy_is_judged_by_the_right_numbers(source, remedy):
     assert right.is_kind_right == ("sqrt" in source)
     healthy = first_look.answer(Program("name", "work", ("healthy",), (), source))
     assert healthy.is_line_right == (remedy == "nothing") and healthy.remedy == ""
+
+
+def recorded():
+    content = json.loads((ROOT / "results" / "measured" / "first_look.json").read_text(encoding="utf-8"))
+    return {each["name"]: each for each in content["work"]}
+
+
+@pytest.mark.parametrize(
+    "program", [each for each in programs(ROOT / first_look.FILE) if each.part == "work"], ids=lambda each: each.name
+)
+def test_each_program_that_was_used_for_work_gets_its_recorded_answer(program):
+    """If an answer became better, run `make first-look`, and read the difference before you commit it."""
+    assert dataclasses.asdict(first_look.answer(program)) == recorded()[program.name]
 
 
 def test_a_finding_is_judged_by_the_line_at_fault():
