@@ -27,7 +27,7 @@ def program(*origins, says="", wrong=""):
 
     Args:
         origins: kind, phase and operator of each. Its line ends with `# born`; of several, with `# born 1`, `# born 2`.
-        says: a pattern for the text of the report. No report speaks of divergence unless the pattern does.
+        says: a pattern for the text of the report, which never speaks of divergence here.
         wrong: why `explain` is wrong on this program. The page on `explain` states each of these limits.
     """
     marks = [pytest.mark.xfail(strict=True, reason=wrong)] if wrong else []
@@ -242,14 +242,6 @@ def second_derivative_at_a_kink():
     force.sum().backward()
 
 
-@program("contaminated forward exp")
-def penalty_on_a_gradient_under_where():
-    x = leaf(0.5, 100.0)
-    energy = torch.where(x < 50, x.exp(), x).sum()  # born
-    (force,) = torch.autograd.grad(energy, x, create_graph=True)
-    force.square().sum().backward()
-
-
 @program("undefined backward sqrt", says="of 5120|17, 42")
 def one_pair_of_thousands():
     queries, prototypes = torch.randn(64, 16), torch.randn(80, 16)
@@ -319,15 +311,6 @@ def autocast_overflows():
     F.l1_loss(prediction.float(), torch.zeros(2, 1)).backward()
 
 
-@program("overflow forward add")
-def two_masks_added():
-    least = torch.finfo(torch.bfloat16).min
-    causal, padding = torch.full((3, 3), least).triu(1).bfloat16(), torch.tensor([least, least, 0.0]).bfloat16()
-    q = torch.randn(3, 4).bfloat16().requires_grad_()
-    bias = causal + padding + torch.tensor([[least], [0.0], [0.0]]).bfloat16()  # born
-    (q @ q.T + bias).softmax(-1).float().square().sum().backward()
-
-
 @program("undefined forward div")
 def distribution_of_no_weights():
     router = torch.distributions.Categorical(probs=(leaf([1.0, 2.0]) - 9).relu(), validate_args=False)  # born
@@ -373,14 +356,6 @@ def two_branches_one_of_data():
     feature = torch.where(counts > 0, counts.log(), 0.0)
     power = rate.exp()  # born
     (feature * torch.where(rate < 50, power, 50.0)).sum().backward()
-
-
-@program("undefined forward log")
-def shifted_rows_of_nan_beside_log_zero():
-    bias, weight = leaf(0.0, 0.0), leaf(1.0, 0.0)
-    shifted = torch.tensor([[1.0, 2.0], [nan, nan]]) + bias
-    penalty = -torch.log(weight).sum()  # born
-    (shifted[:1].square().sum() + 0.01 * penalty).backward()
 
 
 @program("contaminated forward linear", says=r"teacher\.0")
@@ -440,14 +415,6 @@ def ignored_here_and_used_there():
     right.backward()
 
 
-@program("contaminated forward div", "undefined backward sqrt")
-def exponential_of_the_zero_rotation():
-    v = torch.zeros(1, 3, requires_grad=True)
-    theta = v.square().sum(-1, keepdim=True).sqrt()  # born 2
-    ratio = (theta / 2).sin() / theta  # born 1
-    torch.cat([(theta / 2).cos(), torch.where(theta != 0, ratio, 0.5) * v], -1).sum().backward()
-
-
 @program("bad input forward mul")
 def average_that_was_nan():
     weight, average = leaf(1.0, 1.0, 1.0), torch.tensor([1.0, nan, 1.0])
@@ -456,29 +423,7 @@ def average_that_was_nan():
     (weight * average).sum().backward()
 
 
-# Training runs, and what the report says of their cause.
-
-
-def descend(parameters, lr, steps, loss_of):
-    optimizer = torch.optim.SGD(parameters, lr=lr)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(step).backward()
-        optimizer.step()
-
-
-@program("overflow forward linear", says="diverg")
-def neural_equation_that_the_optimizer_ruined():
-    slope = nn.Sequential(nn.Linear(2, 8), nn.ELU(), nn.Linear(8, 2))
-    begin, end = torch.randn(6, 2), torch.randn(6, 2) * 3
-
-    def loss_of(step):
-        z = begin
-        for _ in range(12):
-            z = z + 0.25 * slope(z)  # born
-        return F.mse_loss(z, end)
-
-    descend(slope.parameters(), 0.3, 4, loss_of)
+# Training runs.
 
 
 @program("overflow backward mul")
@@ -511,14 +456,6 @@ def update_of_an_own_optimizer():
         optimizer.step()
 
 
-@program("overflow forward mul", says="step|solver|stiff")
-def stiff_equation():
-    stiffness, y = nn.Parameter(torch.tensor(1000.0)), torch.zeros(3)
-    for step in range(24):
-        y = y + 0.1 * stiffness * (math.cos(0.1 * step) - y)  # born
-    y.abs().mean().backward()
-
-
 @program("overflow forward conv1d", wrong="an infinity that relu made 0 is reported beside others")
 def message_passing_that_begins_too_large():
     message = nn.Conv1d(4, 4, 3, padding=1, bias=False)
@@ -536,16 +473,6 @@ def contrastive_loss_with_a_low_temperature():
     (-torch.log(power.diagonal(6) / power[:6].sum(1))).mean().backward()
 
 
-@program("overflow forward mse_loss", says="diverg", wrong="an inner loop within one step has no course")
-def inner_loop_with_too_long_steps():
-    w, x = torch.ones(3, requires_grad=True), torch.randn(16, 3)
-    for _ in range(60):
-        loss = F.mse_loss(x @ w, torch.ones(16))  # born
-        (slope,) = torch.autograd.grad(loss, w, create_graph=True)
-        w = w - 5.0 * slope
-    F.mse_loss(x @ w, torch.ones(16)).backward()
-
-
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize(("run", "origins", "lines", "says"), PROGRAMS)
 def test_all_origins_and_no_other(run, origins, lines, says):
@@ -553,7 +480,7 @@ def test_all_origins_and_no_other(run, origins, lines, says):
     report = report_of(run)
     told = [(f"{origin.kind} {origin.phase} {origin.operator}", origin.line) for origin in report]
     assert told == list(zip(origins, lines, strict=True)) and report.ok is not bool(origins)
-    assert re.search(says, str(report)) and ("diverg" in says or "diverg" not in str(report)), report
+    assert re.search(says, str(report)) and "diverg" not in str(report), report
     for origin in report:
         assert origin.filename == __file__
         assert origin.source and origin.reached and origin.remedy and origin.chapter and origin.count
