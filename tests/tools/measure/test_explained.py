@@ -19,16 +19,16 @@ SAID = [
     ("anomaly mode", "y = (x - 1).sqrt()", NOTHING),  # an infinity
     ("anomaly mode", "y = (x - 1).square()\ny = y.sqrt()", "y = (x - 1).square()"),  # 0 * inf
     ("forward hooks", "y = net(x * torch.nan)", "y = net(x * torch.nan)"),
-    ("forward hooks", "y = x.masked_fill(x > 0, -torch.inf)\ny = net[1](y)", "y = net[1](y)"),  # they look at inputs
+    ("forward hooks", "y = x - torch.tensor([0.0, torch.inf])\ny = net[1](y)", "y = net[1](y)"),  # they look at inputs
     ("forward hooks", "y = (x * 0).sqrt()", NOTHING),
     ("loss and parameters", "y = (x * 0).log()", NO_LINE),
     ("loss and parameters", "y = torch.where(x < 0, (x * 100).exp(), x)", NOTHING),  # a gradient alone
     ("loss and parameters", "net(x).sum().backward()\nnet[0].weight.data.fill_(torch.nan)\ny = x", NO_LINE),
-    ("DebugMode", "y = (x * 0).sqrt()", "y = (x * 0).sqrt()"),  # in backward: the line that made the node
-    ("DebugMode", "y = x * 1\ny.div_(0)", "y.div_(0)"),
+    ("DebugMode", "root = lambda x: (\n    x.sqrt()\n)\ny = root(x * 0)", "x.sqrt()"),  # the line that made the node
+    ("DebugMode", "y = x * 1\ntorch._foreach_div_([y], 0)", "torch._foreach_div_([y], 0)"),
     ("DebugMode", "y = x.masked_fill(x > 0, -torch.inf)\ny = y.softmax(0)", "y = x.masked_fill(x > 0, -torch.inf)"),
     ("DebugMode", "y = x.log()", NOTHING),
-    ("DebugUnderflowOverflow", "y = net(x * torch.nan)", "y = net(x * torch.nan)"),
+    ("DebugUnderflowOverflow", "y = net[0](x * torch.nan)", "y = net[0](x * torch.nan)"),
     ("DebugUnderflowOverflow", "y = (x * 0).sqrt()", NOTHING),
 ]
 
