@@ -178,13 +178,6 @@ def reentrant_checkpoint_whose_backward_is_a_pass_within_the_pass():
     checkpoint(block, leaf(100.0, 1.0), use_reentrant=True).mean().backward()
 
 
-@program("undefined backward div")
-def hook_that_normalises():
-    h = leaf(1.0, 2.0) * 1
-    h.register_hook(lambda g: g / g.norm())  # born
-    (h * 0).sum().backward()
-
-
 @program()
 def hook_that_fixes():
     inner = leaf(1.0, 0.0) * 2
@@ -404,15 +397,6 @@ def two_heads_two_mistakes():
     gap = (where := locate(h)) - where.detach()
     distance = gap.square().sum(1).sqrt().mean()  # born 2
     (surprise + distance).backward()
-
-
-@program("contaminated forward exp", "overflow forward exp")
-def ignored_here_and_used_there():
-    x, y = leaf(1.0, 95.0), leaf(2.0, 99.0)
-    left = torch.where(x < 50, x.exp(), x).sum()  # born 1
-    right = torch.exp(y).sum()  # born 2
-    left.backward()
-    right.backward()
 
 
 @program("bad input forward mul")
