@@ -92,8 +92,8 @@ def shown(content: dict[str, Any]) -> str:
     """A table with a row for each tool."""
     body = [["programs", *(str(content["programs"][each]) for each in COLUMNS)]]
     for row in content["rows"]:
-        package, _, version = row["version"].partition(" ")
-        name = NAMES[row["tool"]] + (f" ({package} {version})" if package not in ("", "torch") else "")
+        version = row["version"].removeprefix(f"{row['tool']} ")
+        name = NAMES[row["tool"]] + (f" ({version})" if version and not version.startswith("torch ") else "")
         body.append([name, *(str(row[each]) for each in COLUMNS)])
     caption = f"In how many failing programs each tool names the line at fault (torch {content['torch']})"
     return prose(show.table(caption, ["tool", *COLUMNS.values()], body, stack=True))

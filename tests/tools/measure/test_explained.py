@@ -93,4 +93,4 @@ def test_each_tool_is_counted_and_one_that_is_not_installed_keeps_its_row(monkey
         *records["explained"]["rows"],
     ]
     table = re.sub(r"<[^>]+>", " ", explained.shown(kept))
-    assert "torchlens (torchlens 1)" in table and re.search(r"DebugMode +1 +1 +1", table)
+    assert "torchlens (1)" in table and re.search(r"DebugMode +1 +1 +1", table)
