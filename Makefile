@@ -105,7 +105,7 @@ setups: $(BIN)/.ready  ## run ignoring in all training setups; write their table
 colab: $(BIN)/.ready  ## run every notebook as Colab runs it; make test runs one
 	WHOLE_TESTS=1 $(BIN)/python -m pytest -n 0 tests/installed/test_colab.py
 
-twice: $(BIN)/.ready  ## build the site twice, the second time from nothing, and compare every byte; make test runs a few chapters twice
+twice: $(BIN)/.ready  ## build the site twice, the second time from nothing, and compare every byte; make test does so with a small book
 	WHOLE_TESTS=1 $(BIN)/python -m pytest -n 0 tests/site/test_builds.py
 
 matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on all PyTorch releases (or on TORCH="2.9.1 2.15.0")
