@@ -135,6 +135,10 @@ TRIALS: dict[str, Callable[[], Trial]] = {
         "undefined mean", leaf(1.0, 2.0), lambda x: x[x > 5].mean(), "loss", lambda x: 0 * x.sum(),
         keep=torch.tensor([False, False]),
     ),
+    "a target with a gap": of(
+        "bad input sub", leaf(1.0, 2.0), lambda prediction: (prediction - torch.tensor([nan, 0.5])).cumsum(0), "loss",
+        lambda x: x[1:] - 0.5, target=torch.tensor([nan, 0.5]), loss_of=torch.sub,
+    ),
     "determinant of a singular matrix": of(
         "undefined logdet", leaf([1.0, 1.0], [1.0, 1.0]), lambda a: a.logdet(), "y",
         lambda a: ((a[0, 0] + 1e-3) * (a[1, 1] + 1e-3) - a[0, 1] * a[1, 0]).log(),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from zero_or_nan import explain
+from zero_or_nan.explain.births.arithmetic import number
 from zero_or_nan.explain.report import trial
 
 HEAD = "import torch\nimport torch.nn.functional as F\n"
@@ -17,15 +18,15 @@ HEAD = "import torch\nimport torch.nn.functional as F\n"
 
 @pytest.fixture
 def first(tmp_path, monkeypatch):
-    """Explains a program, and gives the first origin."""
+    """Explains a program, and gives the first origin, or another one."""
     monkeypatch.chdir(tmp_path)
 
-    def explained(source, head=HEAD):
+    def explained(source, head=HEAD, at=0):
         (tmp_path / "program.py").write_text(head + textwrap.dedent(source))
         linecache.checkcache()
         with explain() as report:
             ran(tmp_path / "program.py")
-        return report.origins[0]
+        return report.origins[at]
 
     return explained
 
@@ -115,6 +116,69 @@ def test_no_choice_gives_a_wrong_number(first, name):
     assert "a / 0 is 0" not in origin.remedy and "the slope at 0" not in origin.remedy, origin
 
 
+GAPS = {  # lines with a target y that has NaN, the line that is written, and the loss by the rows that are known
+    "by hand": ("loss = ((p - y) ** 2).mean()", "loss = ((p[known] - y[known]) ** 2).mean()", "((p - y) ** 2).mean()"),
+    "in two lines, with weights": (
+        "w = torch.arange(4.0)\nloss = (w * (p - y).abs()).sum() / w.sum()",
+        "loss = (w[known] * (p[known] - y[known]).abs()).sum() / w[known].sum()",
+        "((p - y).abs() * torch.tensor([0.0, 2.0, 3.0])).sum() / 5",
+    ),
+    "a module, and a call in its line": (
+        "class Own:\n    loss = torch.nn.HuberLoss()\nloss = Own.loss(x * 1, y.view(4))",
+        "loss = Own.loss((x * 1)[known], target[known])", "((p - y) ** 2 / 2).mean()",
+    ),
+    "classes": (
+        "y = torch.stack([y, 1 - y], 1)\nq = torch.stack([p, -p], 1)\nloss = F.cross_entropy(q, y)",
+        "loss = F.cross_entropy(q[known], y[known])",
+        "-(y * F.logsigmoid(2 * p) + (1 - y) * F.logsigmoid(-2 * p)).mean()",
+    ),
+    "a mask": (
+        "m = (torch.arange(4) != 1) / 3\nloss = (F.mse_loss(p, y, reduction='none') * m).sum()",
+        "loss = (F.mse_loss(p, torch.where(y.isnan(), 0, y), reduction='none') * m).sum()", "((p - y) ** 2).mean()",
+    ),
+}  # fmt: skip
+PREDICTED = leaf([0.1, 0.2, 0.3, 0.4]) + "y = torch.tensor([0.5, torch.nan, 0.25, 0.75])\np = x * 1\n"
+KNOWN = PREDICTED + "p, y = p[[0, 2, 3]].double(), y[[0, 2, 3]].double()\n"
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_a_target_with_gaps_is_compared_where_it_is_known(first, tmp_path, name):
+    source, line, right = GAPS[name]
+    origin = first(f"{PREDICTED}{source}\nloss.backward()\n")
+    assert origin.kind == "bad input" and line in origin.remedy, origin
+    assert "two-penguins" in origin.chapter
+    reference = {}
+    exec(f"{HEAD}{KNOWN}loss = {right}\nloss.backward()", reference)
+    names = pasted(tmp_path / "program.py", origin)
+    torch.testing.assert_close(names["x"].grad, reference["x"].grad)
+    assert f"value {number(names['loss'].item())}," in origin.remedy, "it is the loss that was tried"
+
+
+NO_GAPS = {
+    "what is missing changes the others": "loss = (p - y).var()",
+    "a mean of each column": "loss = (p.view(2, 2) - y.view(2, 2)).abs().mean(0).sum()",
+    "they are used otherwise, too": "d = p.view(2, 2) - y.view(2, 2)\nloss = d.abs().mean()\nlog = d.mean(0)",
+    "features": "loss = F.mse_loss(y * x, torch.ones(4))",
+    "features that are the target, too": "loss = F.mse_loss(torch.cumsum(y, 0) * x, y)",
+    "names that are only in the line": "loss = sum(F.mse_loss(q, t) for q, t in [(p, y)])",
+    "an infinite target": "y = y.nan_to_num(torch.inf)\nloss = F.mse_loss(p, y)",
+}
+
+
+@pytest.mark.parametrize("name", NO_GAPS)
+def test_elements_that_have_no_loss_of_their_own_are_not_left_out(first, name):
+    origin = first(f"{PREDICTED}{NO_GAPS[name]}\nloss.backward()\n")
+    assert origin.kind == "bad input" and origin.replaces is None, origin
+    is_of_data = name in ("features", "features that are the target, too", "an infinite target")
+    assert ("target" in origin.remedy) != is_of_data, origin
+
+
+def test_each_target_has_its_own_line(first):
+    source = "t = torch.tensor([torch.nan, 1.0, 1.0, 1.0])\none = F.mse_loss(p, y)\nother = F.l1_loss(p, t)\nloss = one + other"
+    lines = [first(f"{PREDICTED}{source}\nloss.backward()\n", at=at).remedy.splitlines()[-1] for at in (0, 1)]
+    assert lines == ["one = F.mse_loss(p[known], y[known])", "other = F.l1_loss(p[known], t[known])"]
+
+
 def test_a_number_that_was_lost_is_named(first):
     origin = first(leaf([-110.0, 1.0]) + "std = F.softplus(x)\nz = torch.ones(2) / std\nz.sum().backward()")
     lost = "softplus(-110) in line 4 is 1.68891e-48, and float32 has nothing so small and gives 0"
@@ -187,6 +251,6 @@ def test_calls_that_refuse_to_run_again_get_advice(first, monkeypatch):
     def refused(chains):
         raise RuntimeError("once only")
 
-    monkeypatch.setattr(trial, "_advice", refused)
+    monkeypatch.setattr(trial, "lost_on_the_way", refused)
     origin = first(leaf([0.0]) + "x.log().sum().backward()")
     assert origin.replaces is None and origin.remedy.startswith("# the numbers of this call are not known any more")

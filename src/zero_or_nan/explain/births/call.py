@@ -56,6 +56,14 @@ class Call(NamedTuple):
         """All tensors among the arguments."""
         return list(tensors_in((self.args, self.kwargs)))
 
+    def is_again(self, other: Call) -> bool:
+        """Whether another call comes from the same place in the code."""
+        return self.place == other.place and self.name == other.name
+
+    def is_beside(self, other: Call) -> bool:
+        """Whether another call is in the same line."""
+        return self.place.code is other.place.code and self.place.line == other.place.line
+
     def infinite_number(self) -> float | None:
         """The first argument, not in a tensor, that is a NaN or an infinity."""
         return next((number for number in each_in((self.args, self.kwargs), float) if not math.isfinite(number)), None)

@@ -45,9 +45,9 @@ class Chain:
         found = self.made.get(id(tensor))
         return None if found is None else found[1]
 
-    def tensors(self) -> list[Tensor]:
-        """All operands in the chain."""
-        return [*self.call.tensors(), *(tensor for _, call in self.made.values() for tensor in call.tensors())]
+    def calls(self) -> list[Call]:
+        """The calls, the last one first."""
+        return [self.call, *(call for _, call in self.made.values())]
 
     def checked(self) -> Chain:
         """The chain without calls that do not give, run again, what they gave."""

@@ -12,7 +12,7 @@ import io
 import linecache
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import CodeType
 from typing import NamedTuple
@@ -144,6 +144,35 @@ def _is_call_of(node: ast.expr, name: str) -> bool:
         written = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         return numerics_of(written).name.strip("_") == name
     return isinstance(node, (ast.BinOp, ast.UnaryOp)) and OPERATORS.get(type(node.op)) == name
+
+
+def with_each(line: str, written: Mapping[str, str]) -> str | None:
+    """A line with other code in place of each of these expressions; None if it isn't one simple statement."""
+    tree = _parsed(line)
+    if tree is None or len(tree.body) != 1 or isinstance(tree.body[0], _COMPOUND):
+        return None
+    found: list[ast.expr] = []
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            is_read = isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store)
+            if is_read and ast.unparse(node) in written:
+                found.append(node)  # type: ignore[arg-type]
+            else:
+                waiting.append(node)
+    code = line.encode()
+    for node in sorted(found, key=lambda node: -node.col_offset):
+        code = code[: node.col_offset] + written[ast.unparse(node)].encode() + code[node.end_col_offset :]
+    return code.decode()
+
+
+def closed(text: str) -> str:
+    """An expression, in parentheses if something can't follow it without them."""
+    is_closed = isinstance(ast.parse(text, mode="eval").body, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+    return text if is_closed else f"({text})"
+
+
+_COMPOUND = (ast.If, ast.For, ast.While, ast.With, ast.FunctionDef, ast.ClassDef)
 
 
 def is_rebound(text: str, begin: Place, at: int, end: Place) -> bool:

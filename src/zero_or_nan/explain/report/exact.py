@@ -10,7 +10,7 @@ import linecache
 import math
 import re
 from collections.abc import Container, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -171,14 +171,14 @@ def in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     found = outcome(run)
     if any(bool(not_finite(each.to(before.value.dtype)).any()) for each in found.parts):
         return None
-    calls = [call for _, call in chain.made.values()] + [chain.call]
+    calls = chain.calls()
     first = min((call.place for call in calls), key=lambda place: place.line)
     names: dict[str, None] = {}
     is_in_one_line = True
     for key, value in run.values.items():
         if key in chain.made or not value.is_floating_point():
             continue
-        uses = [(text, call.place.line) for call in calls for text in _names(call, key)]
+        uses = [(text, call.place.line) for call in calls for thing, text in texts_of(call) if id(thing) == key]
         if not uses or not uses[0][0].isidentifier():
             return None
         names[uses[0][0]] = None
@@ -200,10 +200,11 @@ def in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     return f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: {measured}\n{code}", first.line
 
 
-def _names(call: Call, key: int) -> list[str]:
-    """The user's expressions for an operand of a call."""
+def texts_of(call: Call) -> list[tuple[Any, str]]:
+    """The operands of a call, each with the user's expression for it, as far as that can be read."""
     expression = expression_at(call.place, call.name)
     if expression is None:
         return []
-    pairs = zip(in_order(call), expression.operands(), strict=False)
-    return [text for thing, text in pairs if id(thing) == key]
+    named = expression.node.keywords if isinstance(expression.node, ast.Call) else []
+    by_name = [(call.kwargs[str(each.arg)], ast.unparse(each.value)) for each in named if each.arg in call.kwargs]
+    return [*zip(in_order(call), expression.operands(), strict=False), *by_name]

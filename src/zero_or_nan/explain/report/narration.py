@@ -23,7 +23,8 @@ from ..births.provenance import Birth, Kind
 from ..program.code import of_variables
 from .remedies import remedy
 from .report import Origin, Report
-from .trial import NOTHING_TRIED, Advice, advice_on
+from .targets import without_gaps
+from .trial import NOTHING_TRIED, Advice, advice_on, tried_on
 
 T = TypeVar("T")
 
@@ -90,7 +91,13 @@ class _Narrated:
         origin, (birth, module, outer, has_others) = self.origin, self.named
         origin.module = f"{birth.optimizer}.step" if birth.optimizer else names.of_module(_of(module), _of(outer))
         origin.operands = _operands(birth, origin.kind, names)
-        situation = _source(birth, names), origin.dtype, origin.fixed, birth.operands, birth.phase
+        situation = (
+            self.advice.situation or _source(birth, names),
+            origin.dtype,
+            origin.fixed,
+            birth.operands,
+            birth.phase,
+        )
         refused = self.advice.refused
         code, origin.chapter = remedy(
             self.kind, *situation, has_others=has_others, of_large=birth.of_large, refused=refused
@@ -199,9 +206,11 @@ class Narration:
             tie=diagnosis.tie,
         )
         advice = NOTHING_TRIED
-        is_trial = verdict.kind in ("undefined", "overflow") and not birth.optimizer
-        if is_trial and len(self._narrated) < _MOST_TRIALS:
-            advice = advice_on(self._history.chains(birth))
+        if len(self._narrated) < _MOST_TRIALS and not birth.optimizer:
+            if verdict.kind == "bad input":
+                advice = tried_on(self._history.comparison(birth), without_gaps)
+            elif verdict.kind != "contaminated":
+                advice = tried_on(self._history.chains(birth), advice_on)
         origin.replaces, origin.exact = advice.replaces, advice.exact
         if advice.exact:
             origin.kind = "overflow"

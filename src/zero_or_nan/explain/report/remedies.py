@@ -192,6 +192,12 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "loss = per_row[good].sum() / good.sum().clamp_min(1)",
         "slicing-nan#what-to-do",
     ),
+    ("bad input", "a target"): Remedy(
+        '# if NaN in a target means "not measured", leave it out on both sides\n'
+        "known = ~target.isnan()\n"
+        "loss = loss_of(prediction[known], target[known])",
+        "two-penguins#what-to-do",
+    ),
     ("bad input", "a parameter"): Remedy(
         "# explain did not see how it got there: was the parameter initialized, and is\n"
         "# it finite in the file that it was loaded from? All such parameters:\n"

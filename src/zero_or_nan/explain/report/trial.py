@@ -61,36 +61,40 @@ class Advice(NamedTuple):
         replaces: the line that the code replaces; None if it is only a part of a line, or if there is no code.
         exact: the exact value, and the number on the way that was lost; empty if exact arithmetic has no value either.
         refused: the code that was tried, if none of it is right.
+        situation: what the calls say about advice that is not tried.
     """
 
     remedy: str = ""
     replaces: int | None = None
     exact: str = ""
     refused: tuple[str, ...] = ()
+    situation: str = ""
 
 
 NOTHING_TRIED = Advice()
 
 
-def advice_on(chains: Sequence[Chain]) -> Advice:
-    """Try rewrites of the calls with which a number was born, and run the call in exact arithmetic.
-
-    Args:
-        chains: the calls that used the number, and last the call in which it was born.
-    """
-    if not chains or sum(tensor.numel() for tensor in chains[0].tensors()) > MOST_ELEMENTS:
+def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice]) -> Advice:
+    """The advice on chains of calls, as far as these can run again."""
+    if not chains or sum(tensor.numel() for tensor in chains[0].call.tensors()) > MOST_ELEMENTS:
         return NOTHING_TRIED
     try:
         with extra():
-            return _advice([chain.checked() for chain in chains])
+            return advise([chain.checked() for chain in chains])
     except Exception as error:  # code of the user's may be in the chain, and may refuse to run again
         if Mistakes.are_raised and isinstance(error, (NameError, AttributeError, KeyError, AssertionError)):
             raise  # it is ours
         return NOTHING_TRIED
 
 
-def _advice(chains: Sequence[Chain]) -> Advice:
-    """In this order: a rewrite, the same formula in a wider dtype, a bound that keeps the numbers finite."""
+def advice_on(chains: Sequence[Chain]) -> Advice:
+    """Try rewrites of the calls with which a number was born, and run the call in exact arithmetic.
+
+    In this order: a rewrite, the same formula in a wider dtype, a bound that keeps the numbers finite.
+
+    Args:
+        chains: the calls that used the number, and last the call in which it was born.
+    """
     failed = chains[-1]
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
@@ -140,14 +144,10 @@ def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[
     """
     for each in REWRITES.get(chain.call.name, ()):
         for match in matches(each.pattern, chain.call, chain, Match({}, ())):
-            if any(_is_same(call, chains[-1].call) for call in match.replaced):
+            if any(call.is_again(chains[-1].call) for call in match.replaced):
                 found = _try(each, match, chain, chains, lost)
                 if found is not None:
                     yield found
-
-
-def _is_same(call: Call, other: Call) -> bool:
-    return call.place == other.place and call.name == other.name
 
 
 def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Tried | None:
@@ -168,9 +168,9 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
             if not all(_keeps(later, chain.call, after.value) for later in chains) or not _is_limit(chain, after.value):
                 return None
         for seed in range(_ORDINARY):
-            ordinary = _ordinary(given, seed)
-            program = outcome(chain.run(torch.float64, ordinary), ordinary)
-            once_more = _by_rewrite(rewrite, names, chain.wanted, ordinary, torch.float64)
+            numbers = ordinary(given, seed)
+            program = outcome(chain.run(torch.float64, numbers), numbers)
+            once_more = _by_rewrite(rewrite, names, chain.wanted, numbers, torch.float64)
             if not _is_near(outcome(once_more), program):
                 return None
     except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
@@ -202,7 +202,7 @@ def _first(elements: Tensor) -> tuple[int, ...]:
 
 def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
     """Whether another value of a call leaves a later result what it is in exact arithmetic: atan of inf is a number."""
-    key = next((key for key, (_, made) in later.made.items() if _is_same(made, call)), None)
+    key = next((key for key, (_, made) in later.made.items() if made.is_again(call)), None)
     if key is None:
         return True
     exact, now = later.run(torch.float64).result.detach(), later.run(given={key: value}).result.detach()
@@ -253,11 +253,11 @@ def _by_rewrite(
     return run
 
 
-def _ordinary(given: Mapping[int, Tensor], seed: int) -> dict[int, Tensor]:
-    """Tensors of the same shapes, with numbers between 0.05 and 1.85."""
+def ordinary(given: Mapping[int, Tensor], seed: int, most: float = 1.8) -> dict[int, Tensor]:
+    """Tensors of the same shapes, with numbers that are at most so much larger than 0.05."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        key: _drawn(torch.rand, tensor, generator) * 1.8 + 0.05 if tensor.is_floating_point() else tensor
+        key: _drawn(torch.rand, tensor, generator) * most + 0.05 if tensor.is_floating_point() else tensor
         for key, tensor in given.items()
     }
 

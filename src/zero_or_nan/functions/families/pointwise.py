@@ -125,12 +125,13 @@ numerics(
 numerics(
     "sub=subtract=__sub__=__isub__",
     grows=True,
+    compares=True,
     updates=True,
     written="{} − {}",
     written_scaled="{0} − {2} × {1}",
     section="slicing-nan",
 )
-numerics("rsub=__rsub__", name="sub", grows=True, written="{1} − {0}", written_scaled="{1} − {2} × {0}")
+numerics("rsub=__rsub__", name="sub", grows=True, compares=True, written="{1} − {0}", written_scaled="{1} − {2} × {0}")
 numerics("mul=multiply=__mul__=__rmul__=__imul__", grows=True, keeps_zero=True, updates=True, written="{} × {}")
 numerics(
     "div=divide=true_divide=__truediv__=__rtruediv__=__itruediv__=__div__=__rdiv__=__idiv__",
