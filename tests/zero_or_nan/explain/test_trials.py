@@ -56,6 +56,21 @@ EXACT = {  # the numbers of x, the lines that fail, and the beginning of the lin
     "softmax": ([200.0, 1.0], "p = x.softmax(-1)\nloss = -torch.log(p)[1]", "loss = -F.log_softmax(x, dim=-1)[1]"),
     "one minus": ([30.0], "p = torch.sigmoid(x)\nloss = -torch.log(1 - p).sum()", "loss = -F.logsigmoid(-x).sum()"),
     "softplus": ([100.0], "loss = torch.log(torch.exp(2 * x) + 1).sum()", "loss = F.softplus(2 * x).sum()"),
+    "likelihood by hand": (
+        [[200.0, 1.0], [1.0, 2.0]],
+        "y = torch.tensor([1, 0])\np = F.softmax(x, dim=1)\nloss = -torch.log(p[torch.arange(2), y]).mean()",
+        "loss = -F.log_softmax(x, dim=1)[torch.arange(2), y].mean()",
+    ),
+    "gathered": (
+        [[200.0, 1.0], [1.0, 2.0]],
+        "y = torch.tensor([[1], [0]])\np = x.softmax(1)\nloss = -p.gather(1, y).log().mean()",
+        "loss = -F.log_softmax(x, dim=1).gather(1, y).mean()",
+    ),
+    "mean of powers": ([200.0, 1.0], "loss = torch.log(torch.mean(torch.exp(x)))", "loss = x.flatten().logsumexp(0)"),
+    "matrix of powers": (
+        [[200.0, 1.0], [1.0, 2.0]], "loss = torch.log(torch.exp(x) @ torch.exp(x)).sum()",
+        "loss = (x.unsqueeze(-1) + x.unsqueeze(-3)).logsumexp(-2).sum()",
+    ),
     "softmax by hand": (
         [100.0, 99.0], "e = x.exp()\np = e / e.sum(0, keepdim=True)\nloss = p.square().sum()", "p = x.softmax(0)",
     ),
@@ -80,6 +95,16 @@ def test_it_gives_the_gradient_of_float64(first, tmp_path, name):
     wide = {}
     exec(HEAD + leaf(numbers, "torch.float64") + f"{source}\nloss.backward()", wide)
     torch.testing.assert_close(gradient, wide["x"].grad, rtol=1e-2 if name == "float16" else 1e-4, atol=1e-7)
+
+
+def test_what_float64_rounds_too_is_an_exact_number_all_the_same(first, tmp_path):
+    origin = first(leaf([200.0, 0.5]) + "p = x.sigmoid()\nloss = -torch.log(1 - p).sum()\nloss.backward()")
+    assert origin.kind == "overflow" and origin.exact.startswith("and its exact value is -200: float64 rounds"), origin
+    gradient = pasted(tmp_path / "program.py", origin)["x"].grad
+    torch.testing.assert_close(gradient, torch.tensor([200.0, 0.5]).sigmoid())
+    origin = first(leaf([0.0, 2.0]) + "loss = torch.logsumexp(torch.log(x), 0)\nloss.backward()")
+    assert origin.kind == "undefined" and not origin.exact, "log(0) is no number"
+    assert pasted(tmp_path / "program.py", origin)["x"].grad.tolist() == [0.5, 0.5]
 
 
 CHOICES = {
@@ -174,9 +199,9 @@ def test_elements_that_have_no_loss_of_their_own_are_not_left_out(first, name):
 
 
 def test_each_target_has_its_own_line(first):
-    source = "t = torch.tensor([torch.nan, 1.0, 1.0, 1.0])\none = F.mse_loss(p, y)\nother = F.l1_loss(p, t)\nloss = one + other"
+    source = "t = torch.tensor([torch.nan, 1, 1, 1])\none = F.mse_loss(p, y)\nloss = one + F.l1_loss(p, t)"
     lines = [first(f"{PREDICTED}{source}\nloss.backward()\n", at=at).remedy.splitlines()[-1] for at in (0, 1)]
-    assert lines == ["one = F.mse_loss(p[known], y[known])", "other = F.l1_loss(p[known], t[known])"]
+    assert lines == ["one = F.mse_loss(p[known], y[known])", "loss = one + F.l1_loss(p[known], t[known])"]
 
 
 def test_a_number_that_was_lost_is_named(first):

@@ -60,6 +60,9 @@ class Expression(NamedTuple):
             return [ast.unparse(node.left), ast.unparse(node.right)]
         if isinstance(node, ast.UnaryOp):
             return [ast.unparse(node.operand)]
+        if isinstance(node, ast.Subscript):
+            has_slice = any(isinstance(each, ast.Slice) for each in ast.walk(node.slice))  # that is no expression
+            return [ast.unparse(node.value), *([] if has_slice else [ast.unparse(node.slice)])]
         if not isinstance(node, ast.Call):
             return []
         given = [ast.unparse(argument) for argument in node.args]
@@ -132,7 +135,7 @@ def _parsed(text: str) -> ast.Module | None:
 def _calls_in(tree: ast.AST) -> Iterator[ast.expr]:
     """The calls and operations, the outermost first."""
     for node in ast.walk(tree):
-        if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call)):
+        if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call, ast.Subscript)):
             yield node
 
 
@@ -143,6 +146,8 @@ def _is_call_of(node: ast.expr, name: str) -> bool:
     if isinstance(node, ast.Call):
         written = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         return numerics_of(written).name.strip("_") == name
+    if isinstance(node, ast.Subscript):
+        return name == "getitem"
     return isinstance(node, (ast.BinOp, ast.UnaryOp)) and OPERATORS.get(type(node.op)) == name
 
 
@@ -193,8 +198,12 @@ def is_rebound(text: str, begin: Place, at: int, end: Place) -> bool:
 
 
 def is_bound(name: str, line: str) -> bool:
-    """Whether a line gives a name to something, as far as its text tells."""
-    return re.search(rf"\b{re.escape(name)}\b[^=!<>(\n]*(?:[-+*/@|&]?=(?!=)|\bin\b)", line) is not None
+    """Whether a line gives a name to something, or writes into what has the name. A part of a statement may."""
+    tree = _parsed(_without_comment(line).strip())
+    if tree is None:
+        return re.search(rf"\b{re.escape(name)}\b[^=!<>(\n]*(?:[-+*/@|&]?=(?!=)|\bin\b)", line) is not None
+    bound = [node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", None), ast.Store)]
+    return any(isinstance(each, ast.Name) and each.id == name for node in bound for each in ast.walk(node))
 
 
 def has_functional(place: Place) -> bool:

@@ -40,6 +40,12 @@ class Outcome(NamedTuple):
         """The value, and then the gradients."""
         return [self.value, *self.gradients.values()]
 
+    def filled(self, other: Outcome) -> Outcome:
+        """The outcome with the numbers of another one where it has none: 1 - sigmoid(40) is 0 in float64, too."""
+        parts = zip(self.parts, other.parts, strict=True)
+        value, *gradients = [torch.where(not_finite(one), other, one) for one, other in parts]
+        return Outcome(value, dict(zip(self.gradients, gradients, strict=True)))
+
 
 def outcome(run: Run, of: Container[int] | None = None) -> Outcome:
     """The outcome of a run, with the gradients by all leaves, or by those `of` these identities."""
@@ -94,7 +100,7 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
     before, run = outcome(chain.run()), chain.run(torch.float64)
     exact = outcome(run)
     fits = exists(before, exact)
-    right, size = _cured(before, exact)
+    right, size = cured(before, exact)
     if not right:
         return None
     for key, value in run.values.items():
@@ -112,7 +118,7 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
     return Lost(right, fits)
 
 
-def _cured(was: Outcome, exact: Outcome) -> tuple[str, float]:
+def cured(was: Outcome, exact: Outcome) -> tuple[str, float]:
     """The first value, or else the first slope, that exact arithmetic has, with its size; empty if it has none."""
     pairs = [("its exact value is", was.value, exact.value)]
     pairs += [("its exact derivative is", found, exact.gradients[key]) for key, found in was.gradients.items()]

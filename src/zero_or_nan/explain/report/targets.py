@@ -29,12 +29,17 @@ def without_gaps(chains: Sequence[Chain]) -> Advice:
     Args:
         chains: those of the call that compares the target with a prediction, and of the calls that used its result.
     """
-    first = chains[0].call
-    beside = [chain for chain in chains if chain.call.is_beside(first)]
-    end = next((chain for chain in [*beside[::-1], *chains] if outcome(chain.run()).value.numel() == 1), None)
-    if end is None or any(_is_used_otherwise(chain.call, end) for chain in chains):
+    beside = [chain for chain in chains if chain.call.is_beside(chains[0].call)]
+    numbers = [chain for chain in [*beside[::-1], *chains] if outcome(chain.run()).value.numel() == 1]
+    found = (_advice(end, chains) for end in numbers)  # the first that is right: a sum may have other gaps, too
+    return next((advice for advice in found if advice.remedy), _NOT_TRIED)
+
+
+def _advice(end: Chain, chains: Sequence[Chain]) -> Advice:
+    """The same, if `end` gives the loss."""
+    if any(_is_used_otherwise(chain.call, end) for chain in chains):
         return _NOT_TRIED
-    before = chains[0].calls()[1:]
+    first, *before = chains[0].calls()
     calls = [call for call in end.calls() if call.is_beside(first) and not any(map(call.is_again, before))]
     inner = {key for key, (_, call) in end.made.items() if call in calls}
     coming = {id(tensor): tensor for call in calls for tensor in call.tensors() if id(tensor) not in inner}

@@ -21,7 +21,7 @@ from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.tensors import extra, not_finite, without_side_effects
-from .exact import Lost, Outcome, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
+from .exact import Lost, Outcome, cured, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
 from .matching import Match, line_of, matches
 
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -43,6 +43,8 @@ class Tried(NamedTuple):
         choice: what it chooses, or empty.
         value, gradient: the first element of its result that was not finite before, and the gradient there.
         is_bound: whether it gives another number than exact arithmetic, because the dtype has no room for that.
+        beyond: what it gives and float64 does not, as a phrase; empty if float64 gives the same.
+        is_whole: whether it is the failed call that gives the value, and not one after it.
     """
 
     line: str
@@ -51,6 +53,8 @@ class Tried(NamedTuple):
     value: float
     gradient: float
     is_bound: bool = False
+    beyond: str = ""
+    is_whole: bool = False
 
 
 class Advice(NamedTuple):
@@ -101,6 +105,8 @@ def advice_on(chains: Sequence[Chain]) -> Advice:
     found = [each for chain in chains for each in tried(chain, chains, lost)]
     best = next((each for each in found if not each.is_bound), None)
     if best is not None:
+        if best.beyond and best.is_whole and lost is None:
+            exact = f"and {best.beyond}: float64 rounds a number before it, too"
         others = [each for each in found if each.choice and best.choice and not _is_alike(each, best)]
         return Advice("\n".join([_told(best), *map(_or, others[:1])]), best.replaces, exact)
     wider = next(filter(None, map(in_a_wider_dtype, chains[::-1])), None)
@@ -131,7 +137,7 @@ def _told(found: Tried) -> str:
     measured = f"value {number(found.value)}, gradient {number(found.gradient)}"
     if found.choice:
         return f"# a choice: {found.choice}. Tried on your numbers: {measured}\n{found.line}"
-    return f"# tried on your numbers: {measured}, as in float64\n{found.line}"
+    return f"# tried on your numbers: {measured}{'' if found.beyond else ', as in float64'}\n{found.line}"
 
 
 def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[Tried]:
@@ -156,6 +162,10 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
     try:
         before = outcome(chain.run(given=given), given)
         exact = outcome(chain.run(torch.float64, given), given)
+        beyond = ""
+        if not rewrite.choice and not any(bool(not_finite(tensor).any()) for tensor in given.values()):
+            filled = exact.filled(outcome(_by_rewrite(rewrite, names, chain.wanted, given, torch.float64)))
+            (beyond, _), exact = cured(exact, filled), filled
         rewritten = _by_rewrite(rewrite, names, chain.wanted, given, None)
         after = outcome(rewritten)
         if all(bool(torch.isfinite(part).all()) for part in before.parts):
@@ -180,6 +190,8 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
         "" if is_exact else rewrite.choice,
         *_measured(before, rewritten),
         not is_exact and lost is not None,
+        beyond,
+        chain.call.is_again(chains[-1].call),
     )
 
 
@@ -254,7 +266,7 @@ def _by_rewrite(
 
 
 def ordinary(given: Mapping[int, Tensor], seed: int, most: float = 1.8) -> dict[int, Tensor]:
-    """Tensors of the same shapes, with numbers that are at most so much larger than 0.05."""
+    """Tensors of the same shapes, with numbers between 0.05 and so much more."""
     generator = torch.Generator().manual_seed(seed)
     return {
         key: _drawn(torch.rand, tensor, generator) * most + 0.05 if tensor.is_floating_point() else tensor
