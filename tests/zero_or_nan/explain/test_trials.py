@@ -219,6 +219,15 @@ def test_a_bound_is_no_remedy_but_advice(first):
     assert origin.replaces is None and origin.remedy.splitlines()[-1] == "# loss = x.clamp(max=20).exp().sum()"
 
 
+def test_a_line_that_makes_numbers_larger_each_time_is_no_line_to_rewrite(first):
+    source = "h = x * 1\nfor _ in range(60):\n    h = h * 1e4\nloss = h.sum()\nloss.backward()"
+    origin = first(leaf([1.0, 2.0]) + source)
+    assert origin.exact.endswith("the calls of this line before it gave up to 2e28, 2e32, 2e36"), origin
+    assert "normalize between layers" in origin.remedy and "exploding" in origin.chapter
+    origin = first(leaf([1.0, 2.0]) + source.replace("1e4", "(-1e39 if h.max() > 1 else 1)"))
+    assert "this line before" not in origin.exact
+
+
 def test_a_number_that_was_only_rounded_is_known_to_exist(first):
     origin = first(leaf([1e-4]) + "c = torch.cos(x)\nangle = torch.acos(c)\nangle.sum().backward()")
     assert origin.exact.startswith("and its exact derivative is 1:") and origin.exact.endswith("before it was rounded")

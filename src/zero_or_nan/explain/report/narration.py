@@ -21,7 +21,7 @@ from ..births.diagnosis import Diagnosis, Verdict
 from ..births.findings import History
 from ..births.provenance import Birth, Kind
 from ..program.code import of_variables
-from .remedies import remedy
+from .remedies import DIVERGENCE, remedy
 from .report import Origin, Report
 from .targets import without_gaps
 from .trial import NOTHING_TRIED, Advice, advice_on, tried_on
@@ -88,21 +88,20 @@ class _Narrated:
 
     def name(self, names: Names) -> None:
         """Write down all that depends on names, except for what was reached."""
-        origin, (birth, module, outer, has_others) = self.origin, self.named
+        origin, (birth, module, outer, _) = self.origin, self.named
         origin.module = f"{birth.optimizer}.step" if birth.optimizer else names.of_module(_of(module), _of(outer))
         origin.operands = _operands(birth, origin.kind, names)
-        situation = (
-            self.advice.situation or _source(birth, names),
-            origin.dtype,
-            origin.fixed,
-            birth.operands,
-            birth.phase,
-        )
+        self.advise(self.advice.situation or _source(birth, names))
+
+    def advise(self, situation: str) -> None:
+        """Write down what to do."""
+        origin, (birth, _, _, has_others) = self.origin, self.named
+        known = situation, origin.dtype, origin.fixed, birth.operands, birth.phase
         refused = self.advice.refused
         code, origin.chapter = remedy(
-            self.kind, *situation, has_others=has_others, of_large=birth.of_large, refused=refused
+            self.kind, *known, has_others=has_others, of_large=birth.of_large, refused=refused
         )
-        origin.remedy = self.advice.remedy or code
+        origin.remedy, origin.replaces = self.advice.remedy or code, self.advice.replaces
 
     def name_again(self, names: Names) -> None:
         """Write down all names again."""
@@ -173,6 +172,15 @@ class Narration:
             for narrated in self._narrated.values():
                 narrated.name_again(names)
 
+    def name_cause(self, cause: str) -> None:
+        """Say what led to the origins. In a divergence, there is nothing to change in the line that overflowed."""
+        self.report.cause = cause
+        is_sure = bool(cause) and not cause.startswith("perhaps")
+        for narrated in self._narrated.values():
+            if is_sure and narrated.origin.kind == "overflow":
+                narrated.kind, narrated.advice = "overflow", Advice(situation=DIVERGENCE)
+                narrated.advise(DIVERGENCE)
+
     def note_elsewhere(self) -> None:
         """Note that a gradient is not finite, though no operator in this process made it so."""
         rank = _rank()
@@ -211,7 +219,7 @@ class Narration:
                 advice = tried_on(self._history.comparison(birth), without_gaps)
             elif verdict.kind != "contaminated":
                 advice = tried_on(self._history.chains(birth), advice_on)
-        origin.replaces, origin.exact = advice.replaces, advice.exact
+        origin.exact = advice.exact
         if advice.exact:
             origin.kind = "overflow"
         alone = replace(birth, place=place._replace(module=None), half=None, made_of=())

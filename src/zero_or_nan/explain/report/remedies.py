@@ -20,6 +20,9 @@ from ..births.call import UNREADABLE
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
 
+DIVERGENCE, GROWTH = "a divergence", "a growth"
+"""Situations of an overflow: training steps made the numbers larger, or the calls of one line did."""
+
 
 class Remedy(NamedTuple):
     """Code with a comment that says why, and the section about it: a page's name, `#`, and an anchor on it."""
@@ -179,6 +182,14 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "y = f(x.double())  # to see what it is",
         OVERFLOW,
     ),
+    ("overflow", GROWTH): Remedy(
+        "# each call of this line made the numbers larger: normalize between layers or\n"
+        "# time steps, begin with smaller weights (initialization), or take fewer steps",
+        "divergence#exploding-gradients-within-one-step",
+    ),
+    ("overflow", DIVERGENCE): Remedy(
+        "# the steps before made the numbers so large: do what is written above", "divergence#what-to-do"
+    ),
     ("overflow", "exp"): Remedy(
         "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
         "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
@@ -305,7 +316,9 @@ def remedy(
             section = numerics_of(operator).points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
             return _not_right(refused) if refused else _not_tried(REWRITES[operator]), _address(section)
         operator = situation
-    if kind == "overflow" and dtype == "float16":
+    if operator in (DIVERGENCE, GROWTH):
+        pass  # it matters more than the dtype
+    elif kind == "overflow" and dtype == "float16":
         operator = "float16"
     elif kind == "overflow" and phase == "backward":
         operator = "a slope"

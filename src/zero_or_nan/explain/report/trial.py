@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from ..births.findings import Mistakes
 from ..program.tensors import extra, not_finite, without_side_effects
 from .exact import Lost, Outcome, cured, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
 from .matching import Match, line_of, matches
+from .remedies import GROWTH
 
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
@@ -115,11 +117,22 @@ def advice_on(chains: Sequence[Chain]) -> Advice:
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
     if bound:
         return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), None, exact)
+    if exact and (grown := _grown(failed)):
+        return Advice(exact=f"{exact}; {grown}", situation=GROWTH)
     refused = tuple(dict.fromkeys(each.code for each in REWRITES.get(failed.call.name, ()) if each.choice))
     return Advice(exact=exact, refused=refused)
 
 
 _BOUND = "# its dtype has no room for this number. A bound keeps it finite, and changes what is computed, as in"
+
+
+def _grown(chain: Chain) -> str:
+    """How the results of the calls of one line grew up to the last one; empty if they did not, each time."""
+    results = [tensor for tensor, call in chain.made.values() if call.is_again(chain.call)]
+    sizes = [float(tensor.abs().max()) for tensor in results]
+    if len(sizes) < 3 or not all(1.5 * before < after for before, after in pairwise(sizes)):
+        return ""
+    return f"the calls of this line before it gave up to {', '.join(map(number, sizes[-3:]))}"
 
 
 def _is_alike(one: Tried, other: Tried) -> bool:
