@@ -141,6 +141,54 @@ def test_no_choice_gives_a_wrong_number(first, name):
     assert "a / 0 is 0" not in origin.remedy and "the slope at 0" not in origin.remedy, origin
 
 
+HALVES = {  # lines that leave float16, and the lines that are written
+    "autocast": (
+        "layer = torch.nn.Linear(2, 2)\nlayer.weight.data = torch.eye(2) * 300\n"
+        "with torch.autocast('cpu', dtype=torch.float16):\n    q = layer(x)\n    s = q @ q.T\n"
+        "    loss = (s * 1e-6).square().sum()",
+        ['with torch.autocast("cpu", enabled=False):', "    s = q.float() @ q.T.float()"],
+    ),
+    "a module": (
+        "layer = torch.nn.Linear(2, 1).half()\nlayer.weight.data[:] = 3e4\n"
+        "s = layer(x.half() + 3)\nloss = (s.float() * 1e-6).square().sum()",
+        ["s = layer.float()((x.half() + 3).float())"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_what_leaves_float16_is_computed_in_float32_in_the_line_where_it_leaves(first, tmp_path, name):
+    source, lines = HALVES[name]
+    program = leaf([[1.0, 2.0], [0.5, 1.0]]) + f"torch.manual_seed(0)\n{source}\nloss.backward()"
+    origin = first(program)
+    assert origin.remedy.splitlines()[1:] == lines, origin
+    wide = {}
+    exec(HEAD + program.replace("dtype=torch.float16", "enabled=False").replace("half()", "float()"), wide)
+    torch.testing.assert_close(pasted(tmp_path / "program.py", origin)["x"].grad, wide["x"].grad, rtol=1e-2, atol=1e-9)
+
+
+def test_calls_run_again_under_the_autocast_that_they_had(first):
+    """Autocast computes a product of half precision in float32."""
+    source = "with torch.autocast('cpu', dtype=torch.bfloat16):\n    q = F.linear(x, torch.full((12, 1), 1e-5))\n"
+    origin = first(leaf([[1.0]]) + source + "    loss = torch.prod(q).log()\nloss.backward()")
+    assert "prod in line 6 is 1e-60" in origin.exact, origin
+
+
+NOT_IN_FLOAT32 = {
+    "what follows takes float16 alone": "s = x.half() * 4e4\nloss = F.linear(s, torch.ones(1, 2).half()).sum()",
+    "it leaves float16 once more": "s = x.half() * 4e4\nt = s * 2\nloss = t.to(torch.float16).sum() / 2",
+    "it leaves float16 after a while": "s = x.half() * 4e4\nt = (s.float() * 2).half()\nloss = t.float().sum()",
+    "another module contains this one": "net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 1)).half()\n"
+    "net[1].weight.data[:] = 6e4\ns = net(x.half())\nloss = (s.float() * 1e-6).square().sum()",
+}
+
+
+@pytest.mark.parametrize("name", NOT_IN_FLOAT32)
+def test_a_line_that_would_not_run_in_float32_is_not_written(first, name):
+    origin = first(leaf([[1.0, 2.0], [0.5, 1.0]]) + NOT_IN_FLOAT32[name] + "\nloss.backward()")
+    assert origin.dtype == "float16" and origin.replaces is None, origin
+
+
 GAPS = {  # lines with a target y that has NaN, the line that is written, and the loss by the rows that are known
     "by hand": ("loss = ((p - y) ** 2).mean()", "loss = ((p[known] - y[known]) ** 2).mean()", "((p - y) ** 2).mean()"),
     "in two lines, with weights": (

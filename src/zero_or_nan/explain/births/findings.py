@@ -44,8 +44,7 @@ MOST_CALLS = 2000
 MOST_BYTES = 1 << 28
 """The size of the operands that are kept."""
 
-AFTER = 3
-"""The number of calls after one of which each may be part of the same formula."""
+_CONVERSIONS = {"half", "to", "type", "type_as"}
 
 COMPILED = "torch.compile"
 """The name of a compiled region in a report, if nothing inside of it is known."""
@@ -170,6 +169,10 @@ class History:
         size = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
         if not tensors or size > MOST_BYTES // 8 or result.is_inference():
             return
+        if any(result is tensor for tensor in tensors):
+            if call.name in _CONVERSIONS and (step := self.of(result)) is not None:
+                self._steps[id(result)] = step._replace(call=step.call._replace(is_cast=True))
+            return
         self._drop(id(result))
         self._steps[id(result)] = step = Step(call, weakref.ref(result), node, size)
         self._bytes += size
@@ -210,13 +213,13 @@ class History:
         step = self._births.pop(birth, None)
         if step is None:
             return []
-        return self._chains_from(step, AFTER)[::-1]
+        return self._chains_from(step)[::-1]
 
-    def _chains_from(self, step: Step, most: int) -> list[Chain]:
-        """A call, and at most so many that used its result, each with the calls before it. In order of time."""
+    def _chains_from(self, step: Step) -> list[Chain]:
+        """A call, and the first that used its result, each with the calls before it. In order of time."""
         found, results = [step], {id(step.result())}
         for later in self._steps.values():
-            if len(found) <= most and any(id(tensor) in results for tensor in later.call.tensors()):
+            if len(found) <= DEPTH and any(id(tensor) in results for tensor in later.call.tensors()):
                 found.append(later)
                 results.add(id(later.result()))
         return [chain_of(each.call, self._call_of) for each in found]
@@ -234,7 +237,7 @@ class History:
                     continue
                 others = [each for each in tensors if each.shape == target.shape and each.requires_grad]
                 if others and all(bad_numbers_of(each) is None for each in others):
-                    return self._chains_from(step, DEPTH)
+                    return self._chains_from(step)
         return []
 
     def clear(self) -> None:

@@ -85,6 +85,21 @@ def expression_at(place: Place, name: str) -> Expression | None:
     return _expression(place.code, place.instruction, place.line, "" if is_loss else name)
 
 
+def expression_of_module(place: Place, path: str) -> Expression | None:
+    """The expression that calls a module of PyTorch; None if it calls another module, which contains this one.
+
+    Args:
+        place: the call that the module makes.
+        path: the path of the module; empty if no other module contains it.
+    """
+    if not type(place.module).__module__.startswith("torch.nn.modules."):
+        return None
+    expression = _expression(place.code, place.instruction, place.line, "")
+    called = expression.node.func if expression is not None and isinstance(expression.node, ast.Call) else None
+    name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else None
+    return expression if name is not None and path.rpartition(".")[2] in ("", name) else None
+
+
 @functools.lru_cache(256)
 def _expression(code: CodeType, instruction: int, line: int, name: str) -> Expression | None:
     source = linecache.getline(code.co_filename, line)

@@ -6,9 +6,7 @@ Exact arithmetic is float64 here, which has room for what float32 and smaller dt
 from __future__ import annotations
 
 import ast
-import linecache
 import math
-import re
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
@@ -19,7 +17,7 @@ from ...functions.numerics import is_pointwise, numerics_of
 from ..births.arithmetic import limit, number
 from ..births.call import Call, in_order
 from ..births.chain import Chain, Run
-from ..program.expression import expression_at, is_bound
+from ..program.expression import expression_at
 from ..program.tensors import not_finite, without_side_effects
 
 _FLOORS = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -162,48 +160,6 @@ def floor_under(lost: Lost, chain: Chain) -> str:
     if any(bool(not_finite(each).any()) for each in outcome(run).parts):
         return ""
     return expression.replaced_by(f"{ast.unparse(expression.node)} + {number(floor)}")
-
-
-def in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
-    """The first line of a chain behind a line that converts what comes in, and its number.
-
-    None if that does not give the exact numbers, or if the names of what comes in can't be read.
-    """
-    before = outcome(chain.run())
-    wider = torch.float64 if before.value.dtype in (torch.float32, torch.float64) else torch.float32
-    if before.value.dtype is wider or not exists(before, outcome(chain.run(torch.float64))):
-        return None
-    run = chain.run(wider)
-    found = outcome(run)
-    if any(bool(not_finite(each.to(before.value.dtype)).any()) for each in found.parts):
-        return None
-    calls = chain.calls()
-    first = min((call.place for call in calls), key=lambda place: place.line)
-    names: dict[str, None] = {}
-    is_in_one_line = True
-    for key, value in run.values.items():
-        if key in chain.made or not value.is_floating_point():
-            continue
-        uses = [(text, call.place.line) for call in calls for thing, text in texts_of(call) if id(thing) == key]
-        if not uses or not uses[0][0].isidentifier():
-            return None
-        names[uses[0][0]] = None
-        is_in_one_line &= {line for _, line in uses} == {first.line}
-    line = linecache.getline(first.filename, first.line).strip()
-    if (
-        not names
-        or any(call.place.code is not first.code for call in calls)
-        or any(is_bound(name, line) for name in names)
-    ):
-        return None
-    method = "double" if wider is torch.float64 else "float"
-    if is_in_one_line:
-        code = re.sub(rf"\b({'|'.join(names)})\b", rf"\1.{method}()", line)
-    else:
-        code = f"{', '.join(names)} = {', '.join(f'{name}.{method}()' for name in names)}\n{line}"
-    at = int(not_finite(before.value).flatten().int().argmax())
-    measured = f"value {number(found.value.flatten()[at].item())}, and finite gradients"
-    return f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: {measured}\n{code}", first.line
 
 
 def texts_of(call: Call) -> list[tuple[Any, str]]:

@@ -5,6 +5,7 @@ Names of modules, parameters and inputs are looked up only if there is something
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import weakref
@@ -145,7 +146,7 @@ class Narration:
             key = birth.phase, birth.operator, birth.place.filename, birth.place.line, verdict.kind
             known = self._narrated.get(key)
             if known is None:
-                self._narrated[key] = known = self._new(diagnosis)
+                self._narrated[key] = known = self._new(diagnosis, names)
                 known.reach(targets, names)
                 known.name(names)
                 if diagnosis.is_hidden:
@@ -188,7 +189,7 @@ class Narration:
             self.report.came_from_another_process = True
             self.report.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
 
-    def _new(self, diagnosis: Diagnosis) -> _Narrated:
+    def _new(self, diagnosis: Diagnosis, names: Names) -> _Narrated:
         """An origin, still without what depends on names."""
         birth, verdict = diagnosis.birth, diagnosis.verdict
         place, module = birth.place, birth.place.module
@@ -218,7 +219,8 @@ class Narration:
             if verdict.kind == "bad input":
                 advice = tried_on(self._history.comparison(birth), without_gaps)
             elif verdict.kind != "contaminated":
-                advice = tried_on(self._history.chains(birth), advice_on)
+                path = names.of_module(module, outer)
+                advice = tried_on(self._history.chains(birth), functools.partial(advice_on, module=path))
         origin.exact = advice.exact
         if advice.exact:
             origin.kind = "overflow"

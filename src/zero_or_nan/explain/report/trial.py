@@ -22,15 +22,19 @@ from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.tensors import extra, not_finite, without_side_effects
-from .exact import Lost, Outcome, cured, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
+from .exact import Lost, Outcome, cured, floor_under, lost_on_the_way, outcome, slope
 from .matching import Match, line_of, matches
 from .remedies import GROWTH
+from .widening import widened
 
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
 
 MOST_ELEMENTS = 5_000_000
 """The size of the operands from which on nothing is tried."""
+
+AFTER = 3
+"""The number of calls after one of which each may be part of the same formula."""
 
 _ORDINARY = 2
 """How often ordinary numbers are drawn."""
@@ -93,25 +97,27 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
         return NOTHING_TRIED
 
 
-def advice_on(chains: Sequence[Chain]) -> Advice:
+def advice_on(chains: Sequence[Chain], module: str) -> Advice:
     """Try rewrites of the calls with which a number was born, and run the call in exact arithmetic.
 
     In this order: a rewrite, the same formula in a wider dtype, a bound that keeps the numbers finite.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
+        module: the path of the module that made this call; empty if it is not known.
     """
     failed = chains[-1]
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
-    found = [each for chain in chains for each in tried(chain, chains, lost)]
+    near = chains[-1 - AFTER :]
+    found = [each for chain in near for each in tried(chain, near, lost)]
     best = next((each for each in found if not each.is_bound), None)
     if best is not None:
         if best.beyond and best.is_whole and lost is None:
             exact = f"and {best.beyond}: float64 rounds a number before it, too"
         others = [each for each in found if each.choice and best.choice and not _is_alike(each, best)]
         return Advice("\n".join([_told(best), *map(_or, others[:1])]), best.replaces, exact)
-    wider = next(filter(None, map(in_a_wider_dtype, chains[::-1])), None)
+    wider = widened(chains, len(near), module)
     if wider is not None:
         return Advice(*wider, exact)
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")

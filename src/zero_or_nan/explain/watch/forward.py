@@ -158,7 +158,10 @@ class Forward(TorchFunctionMode):
                         note_call(result._base.grad_fn, plan.name, place)  # the base of a view has a new node, too
                 if self._is_worth_keeping(plan, result):
                     place = place or self.places.here()
-                    self.findings.history.note(Call(func, plan.name, place, args, kwargs), result, node)
+                    kind = result.device.type
+                    casts = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+                    call = Call(func, plan.name, place, args, kwargs, casts)
+                    self.findings.history.note(call, result, node)
                 here = numbers_of(result)
                 bad = None if here is None else self.findings.bad.of(here)
                 if here is None or bad is None:
