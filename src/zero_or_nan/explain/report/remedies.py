@@ -137,14 +137,18 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "divergence#what-to-do",
     ),
     ("undefined", "linalg_svd"): Remedy(
-        "# the vectors of equal singular values are not unique, and have no slope.\n"
+        "# the vectors of equal singular values are not unique, and have no slope. If\n"
+        "# the loss is the same for all of them, compute it without vectors. If not,\n"
+        "# small numbers that make the values differ choose them, with steep slopes.\n"
         "# If the values are enough:\n"
         "s = torch.linalg.svdvals(x)",
         "undefined#eigenvectors-of-equal-eigenvalues",
     ),
     ("undefined", "linalg_eigh"): Remedy(
-        "# the vectors of equal eigenvalues are not unique, and have no slope.\n"
-        "# If the values are enough:\n"
+        "# the vectors of equal eigenvalues are not unique, and have no slope. If the\n"
+        "# loss is the same for all of them, compute it without vectors, as matrix_exp\n"
+        "# does. If not, small numbers that make the eigenvalues differ choose the\n"
+        "# vectors, with steep slopes. If the values are enough:\n"
         "s = torch.linalg.eigvalsh(x)",
         "undefined#eigenvectors-of-equal-eigenvalues",
     ),

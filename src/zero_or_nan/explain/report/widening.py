@@ -32,8 +32,16 @@ def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, in
         formula: the number of chains, from the end, that may be one formula.
         module: the path of the module that made this call; empty if it is not known.
     """
+    failed = chains[-1].call
+    has_half = any(tensor.dtype is torch.float16 for tensor in failed.tensors())
+    at = int(not_finite(chains[-1].run().result).flatten().int().argmax())
     ways = [functools.partial(_in_a_wider_dtype, chain) for chain in reversed(chains[-formula:])]
-    for way in [*ways, functools.partial(_in_float32, chains, module)]:
+    if has_half:
+        ways.append(functools.partial(_in_float32, chains, module, at))
+    if failed.casts is not None:
+        outside = [chain.without_autocast(failed) for chain in chains]
+        ways.append(functools.partial(_in_float32, outside, module, at, f'"{failed.tensors()[0].device.type}"'))
+    for way in ways:
         with contextlib.suppress(RuntimeError):  # the calls do not take these dtypes
             found = way()
             if found is not None:
@@ -80,24 +88,29 @@ def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     return f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: {measured}\n{code}", first.line
 
 
-def _in_float32(chains: Sequence[Chain], module: str) -> tuple[str, int] | None:
-    """The line of a call that left float16, with this call in float32."""
+def _in_float32(chains: Sequence[Chain], module: str, at: int, autocast: str = "") -> tuple[str, int] | None:
+    """The line of a call that left float16, with this call in float32.
+
+    Args:
+        chains, module: as of `widened`.
+        at: the first element that was not finite.
+        autocast: the device whose autocast has to be off for it; empty if it may stay.
+    """
     failed = chains[-1].call
-    if failed.casts is None and not any(tensor.dtype is torch.float16 for tensor in failed.tensors()):
-        return None
     for chain in chains:
         again = next((call for call in chain.calls() if call.is_again(failed)), None)
         if again is None or any(call.is_cast for call in chain.calls()):
             return None
         given = {id(tensor): tensor.float() for tensor in again.tensors() if tensor.dtype is torch.float16}
-        run = chain.without_autocast(failed).run(given=given)
+        run = chain.run(given=given)
         pairs = zip(outcome(run).parts, outcome(chain.run(torch.float64, given)).parts, strict=True)
         if not all(_is_near(now.double(), right) for now, right in pairs):
             return None
     line = _line_in_float32(failed, module)
     if line is None:
         return None
-    at = int(not_finite(chains[-1].run().result).flatten().int().argmax())
+    if autocast:
+        line = f"with torch.autocast({autocast}, enabled=False):\n    {line}"
     measured = f"value {number(run.result.flatten()[at].item())}, and finite gradients"
     return f"# tried on your numbers, in float32: {measured}\n{line}", failed.place.line
 
@@ -121,9 +134,4 @@ def _line_in_float32(call: Call, path: str) -> str | None:
             texts.append(ast.unparse(expression.node.func))
     elif len(texts) < len(half):
         return None
-    line = with_each(expression.line, {text: f"{closed(text)}.float()" for text in texts})
-    if line is None or expression.has_scope:
-        return None
-    if call.casts is None:
-        return line
-    return f'with torch.autocast("{call.tensors()[0].device.type}", enabled=False):\n    {line}'
+    return None if expression.has_scope else with_each(expression.line, {t: f"{closed(t)}.float()" for t in texts})
