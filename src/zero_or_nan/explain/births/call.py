@@ -101,6 +101,12 @@ class Call(NamedTuple):
         return alone if alone is not None and alone.shape == like.shape else None
 
 
+def casts_on(device: str) -> torch.dtype | None:
+    """The dtype to which autocast casts on a type of device now; None if it is off, or if the device has none."""
+    is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_on else None
+
+
 def in_order(call: Call) -> list[Any]:
     """The arguments of a call in the order in which an operator has its operands: `1 - x` is a call with x first."""
     name = getattr(call.func, "__name__", "")
