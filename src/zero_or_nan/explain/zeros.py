@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ..functions.graph import graph_from
 from ..ignoring.inside import leaves_of
 from .program.code import Place, place_here, plan_of, users_frame
-from .program.tensors import tensors_in
+from .program.tensors import numbers_of, tensors_in, unseen
 from .report.narration import Names
 from .report.report import place
 
@@ -58,6 +58,12 @@ class _Call(NamedTuple):
     operands: Sequence[Tensor] = ()
 
 
+def _is_something(gradient: Tensor | None) -> bool:
+    """Whether an element is not 0, as far as the elements can be read."""
+    numbers = None if gradient is None else numbers_of(gradient)
+    return gradient is not None and (numbers is None or bool(numbers.any()))
+
+
 class zeros(TorchFunctionMode):  # noqa: N801
     """Watch a block of code, and report which calls left a leaf with a gradient of 0, or without one.
 
@@ -78,9 +84,7 @@ class zeros(TorchFunctionMode):  # noqa: N801
         super().__init__()
         self._found: list[Zero] = []
         self._calls: dict[Any, _Call] = {}  # by node
-        self._cut: dict[
-            int, tuple[Tensor, list[_Call]]
-        ] = {}  # by the identity of a tensor without a graph, which is kept
+        self._cut: dict[int, tuple[Tensor, list[_Call]]] = {}  # by the identity of a tensor without a graph
         self._takers: dict[Any, list[_Call]] = {}  # by node, what made its operands without a graph
 
     def __enter__(self) -> list[Zero]:
@@ -93,7 +97,8 @@ class zeros(TorchFunctionMode):  # noqa: N801
             return self._backward(args[0], call)
         result = call()
         came = list(tensors_in((args, kwargs)))
-        name = plan_of(func).name if func.__name__ != "__get__" else func.__self__.__name__  # of an attribute
+        attribute = getattr(func, "__self__", None) if getattr(func, "__name__", "") == "__get__" else None
+        name = getattr(attribute, "__name__", plan_of(func).name)
         one = _Call(name, place_here(sys._getframe(1)), [each for each in came if each.requires_grad])
         calls = [one] if one.operands else [call for tensor in came for call in self._cuts_of(tensor)]
         for tensor in tensors_in(result):
@@ -117,12 +122,13 @@ class zeros(TorchFunctionMode):  # noqa: N801
         stopped: list[tuple[Any, Any]] = []
 
         def look(node: Any, passed: Sequence[Tensor | None], arrived: Sequence[Tensor | None]) -> None:
-            some = any(each is not None and bool(each.any()) for each in arrived)
-            for each, (ahead, _) in zip(passed, node.next_functions, strict=False):
-                if each is not None and ahead is not None and bool(each.any()):
-                    fed.add(ahead)
-                elif some and ahead is not None:
-                    stopped.append((node, ahead))
+            with unseen():
+                some = any(map(_is_something, arrived))
+                for each, (ahead, _) in zip(passed, node.next_functions, strict=False):
+                    if ahead is not None and _is_something(each):
+                        fed.add(ahead)
+                    elif ahead is not None and some:
+                        stopped.append((node, ahead))
 
         hooks = [node.register_hook(functools.partial(look, node)) for node in graph if node not in leaves]
         try:

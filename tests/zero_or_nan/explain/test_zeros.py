@@ -67,6 +67,7 @@ def healthy():
     gate = leaf(-1.0, 2.0)
     (gate.relu() * (gate > 0) * (2 * gate).detach()).sum().backward()
     logits = nn.Linear(2, 3)(torch.rand(4, 2))
+    nn.Embedding(3, 2, sparse=True)(torch.tensor([1])).sum().backward()
     print((logits.argmax(1) == 0).float().mean())
     F.cross_entropy(logits, torch.tensor([0, 1, 2, 0])).backward()
 
