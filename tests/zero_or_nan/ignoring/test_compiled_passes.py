@@ -202,7 +202,7 @@ def test_a_loss_that_selects_from_what_inductor_compiled_under_autocast(marked, 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo, as it traces the call
 def test_a_pass_within_compiled_code_takes_no_reference_away():
-    """PyTorch 2.6 and 2.7 return Dynamo's callback without counting the reference: Python frees it while it is in use."""
+    """PyTorch 2.6 and 2.7 return Dynamo's callback without counting the reference: Python frees it in use."""
     x = torch.tensor([1.0, 0.0], requires_grad=True)
     loss = torch.where(x > 0, x.log(), 0).sum()
     compiled = torch.compile(lambda: ignoring.backward(loss, retain_graph=True), backend="eager")
