@@ -186,7 +186,7 @@ def changes_table(row: Row) -> None:
     caption = f"What each remedy changes or adds in the case <em>{html.escape(situation.name)}</em>"
     rows = [[html.escape(method(name).title), _pre(lines)] for name, lines in changes.items()]
     table = show.table(caption, ["method", "lines"], rows)
-    show.show(show.Item(text, f'<div class="zn-programs">{table}</div>'))
+    show.show(show.Item(text, show.prose(table, kind="zn-programs")))
 
 
 def programs(rows: Sequence[Row]) -> None:
