@@ -46,6 +46,12 @@ LIMITS = {
         "you can't change the input of the function, for example inside a library",
         "use-it-in-your-project#why-not-a-second-where",
     ),
+    "substitute": Limits(
+        False,
+        True,
+        "the loss uses the harmless number too, and this number changes the gradient",
+        "every-remedy#which-remedy-to-take",
+    ),
     "select first": Limits(
         False,
         True,
