@@ -44,7 +44,7 @@ SAID = {
         "stops at the product in the forward pass": rf"{STOPS} dot_general$",
     },
     "float-round-off": {
-        "is the power a⁻², so its": r"integer_pow\[y=-2\] a",
+        "uses the power a⁻² (`integer_pow`)": "^div integer_pow mul mul neg$",
         "same bits as the school formula in every draw": r"unlike -1 / a\*\*2: 0 of",
         "About half of the draws differ": r"unlike -\(1 / a\) \* \(1 / a\): 5[0-4]\d,\d{3} of 1,000,000",
     },
