@@ -94,6 +94,6 @@ def methods(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
                 f'{html.escape(limits.fails)} (<a href="{link(page)}#{anchor}">example</a>)',
             ]
         )
-    head = ["method", "gradient right", "forward code unchanged", "optimizer accepts it", "fails if"]
+    head = ["method", "gradient right or rounded", "forward code unchanged", "optimizer accepts it", "fails if"]
     caption = "The methods: how many of the comparisons below each method gets right, and when it fails"
     return show.page(show.prose(show.table(caption, head, rows)))
