@@ -92,15 +92,17 @@ class _Narrated:
         origin, (birth, module, outer, _) = self.origin, self.named
         origin.module = f"{birth.optimizer}.step" if birth.optimizer else names.of_module(_of(module), _of(outer))
         origin.operands = _operands(birth, origin.kind, names)
-        self.advise(self.advice.situation or _source(birth, names))
+        came_in = _came_in(birth, names)
+        tensor = names.of_tensor(came_in) if came_in is not None else ""
+        self.advise(self.advice.situation or _source(birth, names), tensor)
 
-    def advise(self, situation: str) -> None:
-        """Write down what to do."""
+    def advise(self, situation: str, tensor: str = "") -> None:
+        """Write down what to do, with the name of the tensor that the number came in with."""
         origin, (birth, _, _, has_others) = self.origin, self.named
         known = situation, origin.dtype, origin.fixed, birth.operands, birth.phase
         refused = self.advice.refused
         code, origin.chapter = remedy(
-            self.kind, *known, has_others=has_others, of_large=birth.of_large, refused=refused
+            self.kind, *known, has_others=has_others, of_large=birth.of_large, refused=refused, tensor=tensor
         )
         origin.remedy, origin.replaces = self.advice.remedy or code, self.advice.replaces
 
