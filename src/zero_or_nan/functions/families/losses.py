@@ -22,15 +22,34 @@ from torch import Tensor
 from ...masks.cotangent import Cotangent, mask_of, selecting, unwrap, zero_ignored
 from ...masks.mask import both, everywhere, expanded
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
+from ..graph import can_be_read_again
 from ..numerics import numerics
 from ..record import GENERATED
 from ..registry import derivative, function, rule
 from ..rewrites import rewrite
 from .pointwise import product
 
+_MEAN = 1
+"""PyTorch's number of a reduction."""
+
+
+def _divides_by_no_zero(node: Any) -> bool:
+    """True unless the loss is a mean whose total weight may be 0. The other reductions don't divide by it."""
+    if node._saved_reduction != _MEAN:
+        return True
+    if not can_be_read_again(node, unknown=False):
+        return False
+    total = node._saved_total_weight.item()
+    return AWAY_FROM_ZERO.accepts(node._saved_total_weight.dtype, total, total)  # type: ignore[no-any-return]
+
+
 function(
-    "NllLoss NllLoss2D", selects=True, safe_if=MODERATE, safe_if_saved={"self": ALWAYS, "total_weight": AWAY_FROM_ZERO}
-)  # fmt: skip
+    "NllLoss NllLoss2D",
+    selects=True,
+    safe_if=MODERATE,
+    safe_if_saved={"self": ALWAYS, "total_weight": ALWAYS},
+    only_if=_divides_by_no_zero,
+)
 function("CtcLoss MultiMarginLoss MultilabelMarginLoss", selects=True)
 function("BinaryCrossEntropyWithLogits MseLoss", safe_if=MODERATE)
 
