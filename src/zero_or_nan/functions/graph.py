@@ -124,13 +124,16 @@ engine_run: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the run of PyTorch's engine that this thread works for; -1 outside of all runs."""
 
 
+_LEAF = torch.zeros((), requires_grad=True, device="cpu")
+_here = threading.local()
+_LEAF.register_hook(lambda gradient: setattr(_here, "run", engine_run()))  # type: ignore[no-untyped-call]
+
+
 def runs_of_the_engine() -> int:
     """How many runs PyTorch's engine has begun, in all threads. To find out, this function starts one, which counts."""
-    found: list[int] = []
-    leaf = torch.zeros((), requires_grad=True, device="cpu")
-    leaf.register_hook(lambda gradient: found.append(engine_run()))  # type: ignore[no-untyped-call]
-    torch.autograd.grad(leaf, leaf)
-    return found[0]
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.run_backward((_LEAF,), (_LEAF.detach(),), False, False, (_LEAF,), True, False)
+    return _here.run  # type: ignore[no-any-return]
 
 
 TELLS_OF_HOOKS = hasattr(torch.autograd.SavedTensor, "unpack_hook")  # type: ignore[attr-defined]

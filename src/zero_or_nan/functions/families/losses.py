@@ -91,14 +91,15 @@ def nll_loss_backward(
     """Each row selects the element of its target. A row whose target is `ignore_index` selects none."""
     value = op(unwrap(grad), unwrap(scores), target, weight, reduction, ignored, total)
     classes = 1 if scores.dim() > 1 else 0
-    picked = target.unsqueeze(classes)
-    kept = picked != ignored
-    mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
-    mask.scatter_(classes, picked.where(kept, 0), kept)  # `ignore_index` may be an invalid index
-    mask |= not selecting(grad)
-    arriving = mask_of(grad)
-    if arriving is not None:
-        mask = mask & (arriving.unsqueeze(classes) if arriving.dim() else arriving)
+    mask = mask_of(grad)
+    if mask is not None and mask.dim():
+        mask = mask.unsqueeze(classes)
+    if selecting(grad):
+        picked = target.unsqueeze(classes)
+        kept = picked != ignored
+        found = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
+        # `ignore_index` may be an invalid index.
+        mask = found.scatter_(classes, picked.where(kept, 0), kept if mask is None else kept & mask)
     return zero_ignored(value, mask)
 
 
