@@ -42,7 +42,8 @@ def add_formula(written: str) -> None:
     def parsed(part: Any) -> _Formula:
         if isinstance(part, ast.Constant):
             return None
-        return (part.func.id, tuple(map(parsed, part.args))) if isinstance(part, ast.Call) else (part.id, ())
+        function, ahead = (part.func, part.args) if isinstance(part, ast.Call) else (part, [])
+        return ast.unparse(function), tuple(map(parsed, ahead))
 
     name, ahead = parsed(ast.parse(written, mode="eval").body) or ("", ())
     FORMULAS[name].append(ahead)

@@ -40,7 +40,7 @@ def _divides_by_no_zero(node: Any) -> bool:
     if not can_be_read_again(node, unknown=False):
         return False
     total = node._saved_total_weight.item()
-    return AWAY_FROM_ZERO.accepts(node._saved_total_weight.dtype, total, total)  # type: ignore[no-any-return]
+    return AWAY_FROM_ZERO.accepts(node._saved_total_weight.dtype, total, total)
 
 
 function(

@@ -165,6 +165,14 @@ class Pass:
         if self._problems is not None:
             self._problems.report(self.raises_bugs)
 
+    def begin_again(self, count: Count | None) -> None:
+        """Prepare for another run of the engine over the same graph: the plan and the hooks stay."""
+        if self.count is not None:
+            self.count.end()
+        self.count = count
+        self.masks, self._engine_pass = {}, None
+        self._forget()
+
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
         """Record that something could not be followed.
 
@@ -418,15 +426,19 @@ class Pass:
     def _let_go(self) -> None:
         """Remove the hooks, and free what the pass holds."""
         self._aside.__exit__(None, None, None)
-        for step in self.running.values():
-            step.abandon()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._forget()
+        self.graph = self.forward = {}
+
+    def _forget(self) -> None:
+        """Free what a run of the engine has left."""
+        for step in self.running.values():
+            step.abandon()
         self._arrived.clear()
         self.running.clear()
         self.entered.clear()
-        self.graph = self.forward = {}
 
 
 def _is_zerotensor(value: Any) -> bool:
