@@ -62,7 +62,8 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
             # A view that `as_strided` can't make, such as the complex view of a real tensor.
             assert self.whole is not None
             self.whole, self.step, is_own = Cotangent(self.whole, self.mask, self.step), None, False
-            args = (self.whole, *args[1:])
+            part = args[0]
+            args = (self.whole.as_strided(part.size(), part.stride(), part.storage_offset()), *args[1:])
         if self._found.compares:
             return super().__torch_dispatch__(op, types, args, kwargs)
         result = op(*args, **(kwargs or {}))
