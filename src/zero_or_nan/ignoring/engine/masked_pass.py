@@ -281,7 +281,8 @@ class Pass:
         """The hook after a transferred node: plain PyTorch's derivative has run, and now the masks go through it."""
         if not self._is_mine():
             return None
-        mark_formula(node, function.may_select(node), results, arriving, self.forward)
+        if torch.is_grad_enabled():
+            mark_formula(node, function.may_select(node), results, arriving, self.forward)
         if transfer.runs_one_derivative and is_over_nothing(arriving):
             transfer = OverNothing
         values: Sequence[Any] = results
