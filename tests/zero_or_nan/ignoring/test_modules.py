@@ -181,7 +181,7 @@ def test_a_loss_of_the_good_rows(name):
 
 
 def test_a_frozen_batch_norm_has_the_same_bits_whatever_an_ignored_pixel_is(monkeypatch):
-    """The rest of the sample is used. No decomposition is needed, which takes ten times as long."""
+    """The rest of the sample is used. No decomposition is needed, which takes longer."""
     monkeypatch.setattr(registry, "_decompositions", None)
     torch.manual_seed(0)
     norm, images = nn.BatchNorm2d(3).eval(), torch.randn(4, 3, 5, 5)
