@@ -49,7 +49,7 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
     whole: Tensor | None = None
     mask: Mask = None
     _slice: Tensor | None = None
-    _twin: Cotangent
+    _twin: Cotangent | None = None
 
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -69,7 +69,7 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
         result = op(*args, **(kwargs or {}))
         if is_own and op is _CLONE:
             result = self._cloned(args[0], result)
-        elif self.whole is None:
+        elif is_own and self.whole is None:
             self.whole = result
         if op is _CLONE and self._found is UNKNOWN and not is_profiled():
             _profiler._enable_profiler_legacy(_CONFIG)
@@ -100,6 +100,10 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
         """The part of the mask that belongs to a part of the whole gradient."""
         assert self.mask is not None
         return self.mask.as_strided(part.size(), part.stride(), part.storage_offset())
+
+    def forget(self) -> None:
+        """Free the tensors. Otherwise they and the step keep each other alive until the garbage collector runs."""
+        self.step = self.whole = self.mask = self._slice = self._twin = None
 
     def stop(self) -> None:
         self.function()
@@ -144,6 +148,7 @@ class Sliced(Step):
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
         ended, masks = super().end(results, arriving)
+        self._comparisons.forget()
         values = list(ended)
         # If a number was written, its gradient is a sum, which PyTorch adds up in another order for a tensor subclass.
         numbers = [i for i, value in enumerate(values) if i and value is not None and not value.dim()]
