@@ -246,14 +246,14 @@ class _Watch:
         return run(roots, *args, **kwargs)
 
     def _scale(self, scale: Any) -> Any:
-        @not_compiled
-        def scaled(scaler: Any, outputs: Any) -> Any:
-            if threading.get_ident() == self.thread:
-                self.is_scaled = self.is_scaled or scaler.is_enabled()
-                self.loss = loss_among(tensors_in(outputs))
-            return scale(scaler, outputs)
+        return lambda scaler, outputs: self._scaled(scale, scaler, outputs)
 
-        return scaled
+    @not_compiled  # here, and not in each step, which would take longer than the check of the gradients
+    def _scaled(self, scale: Any, scaler: Any, outputs: Any) -> Any:
+        if threading.get_ident() == self.thread:
+            self.is_scaled = self.is_scaled or scaler.is_enabled()
+            self.loss = loss_among(tensors_in(outputs))
+        return scale(scaler, outputs)
 
     def _begins(self, roots: Any) -> None:
         self.habits.early.update(self.stepped)
@@ -323,11 +323,9 @@ class _Watch:
 
     def is_fine(self, result: Any) -> bool:
         """Whether the step returned finite numbers, and left finite gradients if no optimizer has checked them."""
-        if not are_finite_at_once(tensors_in(result)) or not all(map(math.isfinite, each_in(result, float))):
-            return False
-        if self.stepped or self.is_scaled:
-            return True
-        return are_finite_at_once(leaf.grad for leaf in self.leaves.values() if leaf.grad is not None)
+        unchecked = () if self.stepped or self.is_scaled else self.leaves.values()
+        gradients = [leaf.grad for leaf in unchecked if leaf.grad is not None]
+        return are_finite_at_once((*tensors_in(result), *gradients)) and all(map(math.isfinite, each_in(result, float)))
 
 
 class _Step:
