@@ -112,7 +112,8 @@ class Search:
         self.loss.recorded(example, calls)
         edges = [Edge(call.place.filename, call.place.line, call.name, call.place.source) for call in calls.found]
         self.report.searched = list(dict.fromkeys(edges))
-        for candidate in itertools.chain(candidates(example, *self._inputs()), self._towards(edges[:MOST_EDGES])):
+        likely = candidates(example, *self._inputs(), self.loss.used)
+        for candidate in itertools.chain(likely, self._towards(edges[:MOST_EDGES])):
             if self._is_over():
                 return False
             if self.loss.fails(candidate.case):
