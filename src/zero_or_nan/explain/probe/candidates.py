@@ -1,4 +1,4 @@
-"""The inputs that are tried: zeros, equal rows, an empty mask, a batch of one row, numbers that have grown.
+"""The inputs that are tried: zeros, equal rows, an empty mask, padding, a batch of one row, numbers that have grown.
 
 Each input keeps its kind: labels stay labels, and a row of probabilities sums to 1. A search that ignores this blames
 losses for inputs that they never get. What is likely comes first, and two inputs change together only after each has
@@ -46,7 +46,7 @@ FACTORS = (10.0, 100.0, 1e4)
 _ROUNDED = 2e-3
 """How far the sum or the length of a row may be from 1."""
 
-_MOST_PAIRS = 300
+_MOST_PAIRS = 1000
 _MOST_LABELS = 10_000
 _MOST_VALUES = 6
 """How many elements are looked at for the labels that appear, and how many of these fill an input."""
@@ -147,6 +147,19 @@ class Candidate(NamedTuple):
             case = case.with_input(change.at, change.make(change.factor))
         return case
 
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """How far the parameters have grown, and the input of each change."""
+        return self.base.factor, *(change.factor for change in self.changes)
+
+    def with_factor(self, at: int, factor: float) -> Candidate:
+        """The candidate with another one of these factors."""
+        if at == 0:
+            return self._replace(base=self.base._replace(factor=factor))
+        changes = [*self.changes]
+        changes[at - 1] = changes[at - 1]._replace(factor=factor)
+        return self._replace(changes=tuple(changes))
+
 
 def candidates(
     example: Case, inputs: Sequence[Input], parameters: Sequence[Input], used: Callable[[Case], Sequence[Tensor]]
@@ -170,12 +183,8 @@ def candidates(
         yield Candidate(example.of_row(0), is_one_row=True)
     for factor in FACTORS[:2] if parameters else ():
         yield Candidate(example._replace(factor=factor))
-    pairs = [
-        pair
-        for one, other in itertools.combinations(each, 2)
-        for pair in itertools.product(one, other)
-        if not (pair[0].grows and pair[1].grows)
-    ]
+    far = [[change for change in changes if not 1 < change.factor < FACTORS[-1]] for changes in each]
+    pairs = [pair for two in itertools.combinations(far, 2) for pair in itertools.product(*two)]
     pairs.sort(key=lambda pair: pair[0].grows + pair[1].grows)
     for pair in pairs[:_MOST_PAIRS]:
         yield Candidate(example, pair)
