@@ -14,6 +14,7 @@ from torch import distributed, nn
 
 from ...ignoring.inside import tree_map
 from ..report.report import NotFiniteError
+from .before import Before
 from .failure import on_failure
 
 _OWN = frozenset(vars(nn.Module()))
@@ -68,7 +69,11 @@ class ExplainedMethod:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """While entered, what a loss notes in lists and dicts of the owner and the model goes to copies."""
+        """While entered, what a loss notes in lists and dicts of the owner and the model goes to copies.
+
+        The random numbers go on as before, also if the trainer draws some as it prepares the batch.
+        """
+        before = Before(None, ())
         kept = [(vars(thing), vars(thing).copy()) for thing in (self.owner, self.model)]
         for here, items in kept:
             copies = {name: tree_map(lambda leaf: leaf, value) for name, value in items.items() if name not in _OWN}
@@ -79,6 +84,7 @@ class ExplainedMethod:
             for here, items in kept:
                 here.clear()
                 here.update(items)
+            before.put_back()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.counts = self.keep()
