@@ -147,8 +147,8 @@ def _on_tracker(name: str) -> str:
 
 
 def shown(content: dict[str, Any]) -> str:
-    """A table of the three parts, and one of PyTorch's own losses."""
-    parts = {"own": "our own", "work": "used for work", "held": "held back"}
+    """A table of the parts, and one of PyTorch's own losses."""
+    parts = {"own": "our own", "work": "used for work", "held": "held back", "grist": "of GRIST"}
     counts = {part: summed(content[part]) for part in parts}
     body = [[text, *(str(counts[part][text]) for part in parts)] for text in counts["own"]]
     caption = f"What <code>explain.probe</code> finds in losses (torch {content['torch']})"

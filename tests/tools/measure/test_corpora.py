@@ -69,7 +69,7 @@ def test_a_loss_of_pytorch_has_a_script_for_its_tracker():
 def test_what_crashes_is_not_found_and_the_held_answers_stay_as_they_were(tool, monkeypatch):
     kept, name = {}, tool.__name__.rpartition(".")[2]
     key = "held" if tool is probe else "first"
-    parts = [Program(part, part, (), ("x",), "") for part in ("own", "work", "held")]
+    parts = [Program(part, part, (), ("x",), "") for part in ("own", "work", "held", "grist")]
     monkeypatch.setattr(
         corpora, "all_apart", lambda items, work, seconds, lost, told: [lost(each, "") for each in items]
     )

@@ -28,7 +28,8 @@ Kind = Literal[
   different floats, 0 and 1, -1 and 1, or 0 and -inf. counts: whole numbers from 0 on.
 - distributions: rows that are at least 0, and sum to 1. log-distributions: their logarithms. directions: rows of
   length 1.
-- fractions: between 0 and 1. positives: larger than 0. numbers: all other floats.
+- fractions: between 0 and 1. Those with a gradient may grow, because what a model gives may start small.
+- positives: larger than 0. numbers: all other floats.
 - fixed: what is not changed, such as complex and empty tensors.
 """
 
@@ -85,7 +86,7 @@ def _is_one(numbers: Tensor) -> bool:
 
 def is_within(kind: Kind, example: Tensor, found: Tensor) -> bool:
     """Whether numbers are in the range of the example: at most ten times as large; numbers up to 1 may be bounded."""
-    if kind not in ("numbers", "positives", "counts"):
+    if kind not in ("numbers", "positives", "counts", "fractions"):
         return True
     largest = float(example.detach().abs().max())
     return float(found.detach().abs().max()) <= max(1.0, largest if largest <= 1 else 10 * largest) * 1.001
@@ -253,7 +254,7 @@ def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]
             yield change(functools.partial(_like, tensor, x, 1), f"{name} is equal to {other}")
             if kind in ("numbers", "directions"):
                 yield change(functools.partial(_like, tensor, x, -1), f"{name} is the opposite of {other}")
-    for factor, make, phrase in _grown(x, kind):
+    for factor, make, phrase in _grown(x, kind if kind != "fractions" or is_data else "positives"):
         yield Change(at, make, f"{name} {phrase}", factor)
 
 
