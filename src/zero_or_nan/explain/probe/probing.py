@@ -122,9 +122,6 @@ class Search:
     def _is_over(self) -> bool:
         return time.monotonic() > self._ends
 
-    def _fails(self, case: Case) -> bool:
-        return not self._is_over() and self.loss.fails(case)
-
     def _inputs(self) -> tuple[list[Input], list[Input]]:
         """The inputs, and the parameters."""
         given = zip(self.loss.names, self.loss.example.tensors, self.kinds, self.loss.wants, strict=True)
@@ -139,9 +136,7 @@ class Search:
                 yield Candidate(case)
 
     def _look_at(self, candidate: Candidate) -> None:
-        """Confirm what a case shows, and keep what is new. A case that can't occur costs few runs."""
-        if not candidate.is_one_row and not self._is_possible(less_grown(candidate, self._fails)):
-            return
+        """Confirm what a case shows, and keep what is new."""
         for key, kind in self.loss.births(candidate.case).items():
             if candidate.is_one_row and key not in self._kept:
                 self.report.notes.append(FAILS_ON_ONE_ROW.format(place(*key[:2])))
@@ -153,7 +148,7 @@ class Search:
         """Keep the nearest case that shows a birth. If the time is up, the case stays as far away as it is."""
 
         def shows(case: Case) -> bool:
-            return self._fails(case) and key in self.loss.births(case)
+            return not self._is_over() and self.loss.fails(case) and key in self.loss.births(case)
 
         least = less_grown(candidate, shows)
         if self._is_possible(least):
