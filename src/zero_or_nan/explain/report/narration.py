@@ -91,9 +91,10 @@ class _Narrated:
         origin.module = f"{birth.optimizer}.step" if birth.optimizer else names.of_module(_of(module), _of(outer))
         origin.operands = _operands(birth, origin.kind, names)
         situation = _source(birth, names), origin.dtype, origin.fixed, birth.operands, birth.phase
-        refused = self.advice.refused
+        refused, came_in = self.advice.refused, _came_in(birth, names)
+        tensor = names.of_tensor(came_in) if came_in is not None else ""
         code, origin.chapter = remedy(
-            self.kind, *situation, has_others=has_others, of_large=birth.of_large, refused=refused
+            self.kind, *situation, has_others=has_others, of_large=birth.of_large, refused=refused, tensor=tensor
         )
         origin.remedy = self.advice.remedy or code
 

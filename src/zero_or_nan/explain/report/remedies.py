@@ -274,6 +274,7 @@ def remedy(
     has_others: bool = False,
     of_large: bool = False,
     refused: Sequence[str] = (),
+    tensor: str = "",
 ) -> tuple[str, str]:
     """What to do, and the address of the section about it.
 
@@ -283,6 +284,7 @@ def remedy(
         has_others: whether gradients stay not finite because of other origins.
         of_large: whether a number that it was made of was large already.
         refused: code that was tried, and that did not give the right numbers. It must not be the remedy.
+        tensor: the name of the tensor that a bad input came in with; empty if it is unknown.
 
     >>> code, page = remedy("contaminated", "exp", "float32", True)
     >>> print(code)
@@ -309,7 +311,10 @@ def remedy(
         is_slope, is_grown = kind == "undefined" and phase == "backward", kind == "overflow" and of_large
         operator = "a derivative" if is_slope else "large numbers" if is_grown else ""
     found = REMEDIES[kind, operator]
-    return found.code, _address(found.section)
+    code = found.code
+    if (kind, operator) == ("bad input", "") and tensor.isidentifier():
+        code = re.sub(r"\bx\b", tensor, code)  # the rows to leave out are those of this tensor
+    return code, _address(found.section)
 
 
 def _not_right(codes: Sequence[str]) -> str:

@@ -126,7 +126,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     habits = _Habits()
 
     @not_compiled
-    @functools.wraps(step)
+    @functools.wraps(step, updated=())  # by attributes of a compiled step, PyTorch would call it in place of `run`
     def run(*args: Any, **kwargs: Any) -> Any:
         before = Before(model, (args, kwargs))
         watch = _Watch(before, habits, habits.course)
