@@ -71,11 +71,21 @@ def test_a_finding_is_judged_by_the_line_at_fault():
     assert told("return p.mean()") == (True, False, (), None, False)
 
 
+def test_a_loss_of_pytorch_has_a_script_for_its_tracker():
+    """The script runs with PyTorch alone, and fails at the loss or its gradient."""
+    scripts = probe.scripts_of_torch("Geometric(p).log_prob")
+    assert scripts
+    for script in scripts:
+        with pytest.raises(AssertionError):
+            exec(script, {})
+        assert "zero_or_nan" not in script and len(script.splitlines()) < 20
+
+
 @pytest.mark.parametrize("tool", [first_look, probe])
 def test_what_crashes_is_not_found_and_the_held_answers_stay_as_they_were(tool, monkeypatch):
     kept, name = {}, tool.__name__.rpartition(".")[2]
     key = "held" if tool is probe else "first"
-    parts = [Program(part, part, (), ("x",), "") for part in ("own", "work", "held")]
+    parts = [Program(part, part, (), ("x",), "") for part in ("own", "work", "held", "grist")]
     monkeypatch.setattr(
         corpora, "all_apart", lambda items, work, seconds, lost, told: [lost(each, "") for each in items]
     )
