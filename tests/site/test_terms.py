@@ -49,7 +49,7 @@ def test_a_tap_shows_a_definition_within_the_window_and_a_second_one_follows_the
         for term in tab.page.locator("a.term").all():
             term.tap()
             box = tab.page.get_by_role("tooltip").bounding_box()
-            assert 0 <= box["x"] and box["x"] + box["width"] <= size[0] and 0 <= box["y"] < size[1]
+            assert box["x"] >= 0 and box["x"] + box["width"] <= size[0] and 0 <= box["y"] < size[1]
         tab.page.locator("h1").tap()
         assert not tab.page.get_by_role("tooltip").is_visible() and tab.page.url.endswith(PAGE)
         term.tap()

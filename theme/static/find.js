@@ -106,7 +106,7 @@ class Book {
       parts: [record.keywords, record.heading, record.rows, record.text].join(" "),
     });
     // Wait for `ready` before `find`. A phone needs a second, so the index is made in parts, between which the page responds.
-    this.ready = this.index.addAllAsync(records.map(fields), { chunkSize: 40 });
+    this.ready = this.index.addAllAsync(records.map(fields), { chunkSize: 4 });
     this.size = new Set(records.map((record) => record.page)).size;
   }
 

@@ -1,7 +1,7 @@
 """Sphinx extension: the words of the glossary carry their definitions on every page that uses them.
 
-A link to a word of the glossary gets the first sentence of the word's definition as its title. If a page uses a word and
-has no link to it, the first use becomes one. `theme/static/terms.js` shows the title to fingers and keyboards too.
+A link to a word of the glossary gets the first sentence of the word's definition as its title. If a page uses a word
+and has no link to it, the first use becomes one. `theme/static/terms.js` shows the title to fingers and keyboards too.
 """
 
 from __future__ import annotations
