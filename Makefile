@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled gpu fixed masked honesty explained first-look penguins probe processors remedies setups colab twice coverage mutants matrix peers lint pins audit clean
+.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled gpu fixed masked honesty explained first-look penguins probe processors remedies setups colab twice coverage mutants matrix peers jax lint pins audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -113,6 +113,9 @@ matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on
 
 peers: $(BIN)/.ready  ## run the tests of other projects (or only PEER=einops) with ignoring; write results/measured/
 	$(RUN) peers $(PEER)
+
+jax: $(BIN)/.ready  ## run the programs of the boxes In JAX with JAX; write their output to the pages and to results/measured/
+	$(RUN) jax
 
 coverage: $(BIN)/.ready  ## run all tests, and report the statements and branches that they do not reach; pages in _build/coverage/html
 	$(PYTEST) --cov --cov-report=term --cov-report=html

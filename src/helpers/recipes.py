@@ -293,7 +293,7 @@ IGNORED = (
     DIVISION,
     replace(
         DIVISION,
-        name="one number divided by two",
+        name="one number, two divisors",
         page="division-under-a-mask#what-a-hook-can-do-and-what-it-can-t",
         x=1.0,
         select="x / div[ok]",

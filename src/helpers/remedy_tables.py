@@ -12,8 +12,8 @@ from . import show
 from .entries import Raised, describe
 from .figures import BLUE, GREY, ORANGE, RED, sketch
 from .methods import method
-from .recipes import IGNORED, REWRITES, USED
-from .remedies import COLUMNS, WORDS, Cell, Row, compare, plain_of, program
+from .recipes import IGNORED, REWRITES, USED, Situation
+from .remedies import COLUMNS, WORDS, Cell, Row, compare, plain_of
 
 
 @dataclass(frozen=True)
@@ -176,29 +176,28 @@ def numbers_table(rows: Sequence[Row], word: str, caption: str) -> None:
     show.show(show.Item("\n".join(plain), show.prose(show.table(caption, head, body))))
 
 
-def programs(rows: Sequence[Row]) -> None:
-    """Show the result of every remedy in every row, with the code of the remedies that rewrite the row.
+def changes_table(row: Row) -> None:
+    """Show a row for each remedy: the lines of one situation's program that it changes or adds."""
+    situation = row.situation
+    plain = (plain_of(situation, "vanilla") + plain_of(situation, "module hook")).splitlines()
+    changes = {name: [line for line in cell.code.splitlines() if line not in plain] for name, cell in row.cells.items()}
+    changes["vanilla"] = [*_start(situation), *row.cells["vanilla"].code.splitlines()]
+    text = "\n".join(f"{method(name).title}: {'; '.join(lines)}" for name, lines in changes.items())
+    caption = f"What each remedy changes or adds in the case <em>{html.escape(situation.name)}</em>"
+    rows = [[html.escape(method(name).title), _pre(lines)] for name, lines in changes.items()]
+    table = show.table(caption, ["method", "lines"], rows)
+    show.show(show.Item(text, show.prose(table, kind="zn-programs")))
 
-    Each row is folded. The lines of the other remedies are the same in every row, and are shown above the rows.
-    """
-    first = rows[0].situation
-    plain = (plain_of(first, "vanilla") + plain_of(first, "module hook")).splitlines()
-    lines = {name: (program(first, name) or "").splitlines() for name in COLUMNS if name not in REWRITES}
-    added = "".join(
-        f"<dt>{html.escape(method(name).title)}</dt><dd>{_pre([line for line in code if line not in plain])}</dd>"
-        for name, code in lines.items()
-        if name != "vanilla"
-    )
-    head = "Lines that are the same in every case"
-    same = f'<details class="zn-programs"><summary>{head}</summary><dl>{added}</dl></details>'
-    cards = "".join(_card(row) for row in rows)
+
+def programs(rows: Sequence[Row]) -> None:
+    """Show the result of every remedy in every row, folded, with the code of the remedies that rewrite the row."""
     text = "\n".join(
         f"{row.situation.name}, {method(name).title}: {describe(cell.gradient, 3)}"
         for row in rows
         for name, cell in row.cells.items()
         if cell.code
     )
-    show.show(show.Item(text, f"{same}{cards}"))
+    show.show(show.Item(text, "".join(map(_card, rows))))
 
 
 def _card(row: Row) -> str:
@@ -209,12 +208,15 @@ def _card(row: Row) -> str:
         for name, cell in row.cells.items()
         if cell.code
     )
-    start = [f"x = torch.tensor({situation.x}, requires_grad=True)", *situation.given.splitlines()]
     used = "" if situation.ignores else " (used)"
     return (
-        f'<details class="zn-programs"><summary>{html.escape(situation.name)}{used}</summary>{_pre(start)}'
+        f'<details class="zn-programs"><summary>{html.escape(situation.name)}{used}</summary>{_pre(_start(situation))}'
         f"<p>Reference: {html.escape(describe(row.reference))}</p><dl>{cells}</dl></details>"
     )
+
+
+def _start(situation: Situation) -> list[str]:
+    return [f"x = torch.tensor({situation.x}, requires_grad=True)", *situation.given.splitlines()]
 
 
 def _pre(lines: Sequence[str]) -> str:

@@ -92,8 +92,8 @@ THREADS = by_key(
     upstream(
         10729,
         "Gradient of clamp is nan for inf inputs",
-        "Closed. Asked for a zero gradient wherever clamp cuts off, for inf too; the decision behind the closing was "
-        "not found.",
+        "Closed. The thread asked for a zero gradient wherever clamp cuts off, for inf too. We did not find why it was "
+        "closed.",
     ),
     upstream(
         52248,
@@ -104,7 +104,7 @@ THREADS = by_key(
     upstream(
         67180,
         "Gradient of nansum and nanmean wrongly produces `nan`",
-        "Closed. The thread points to MaskedTensor; the decision behind the closing was not found.",
+        "Closed. The thread points to MaskedTensor. We did not find why it was closed.",
     ),
     upstream(
         4132,
@@ -186,7 +186,7 @@ THREADS = by_key(
         171327,
         "bceloss provides too huge grad. Imo, it's bad.",
         "Closed. The asker calls the gradient 1e12 correct but too large, and asks for no action. An answer advised to "
-        "clip gradients; the decision behind the closing was not found.",
+        "clip gradients. We did not find why it was closed.",
         looked_up="2026-11-23",
     ),
     upstream(

@@ -102,3 +102,14 @@ def test_the_table_has_a_mark_and_a_word_in_every_cell_and_links_to_the_pages(mo
     link = soup.select_one("tbody a")
     assert link["href"].endswith("/undefined.html") and link.get_text() == "log <0>"
     assert item.text().splitlines() == ["A <caption>", f"log <0>  {rows[0].marks}"]
+
+
+def test_a_remedy_is_shown_by_the_lines_that_it_changes_or_adds(monkeypatch):
+    (row,) = compare([situation()])
+    monkeypatch.setattr(remedy_tables.show, "show", (kept := []).append)
+    remedy_tables.changes_table(row)
+    lines = dict(line.split(": ", 1) for line in kept[0].text().splitlines())
+    assert list(lines) == [remedy_tables.method(name).title for name in COLUMNS]
+    assert lines["vanilla"].startswith("x = torch.tensor([0.0, 2.0]") and lines["vanilla"].endswith("loss.backward()")
+    assert lines["substitute"] == "y = torch.where(ok, x, 1).log(); loss = y.sum()"
+    assert lines["ignoring"] == "ignoring.backward(loss)" and lines["epsilon"] == ""  # it has no place here

@@ -161,53 +161,59 @@ DECISIONS = (
     (
         "A plain loop",
         "A training loop",
-        "A check. On a bad batch, masks too.",
-        "Operators without a rule: a warning names them.",
+        "A check of every pass whether all numbers are finite. On a bad batch, also the masks.",
+        "It does not follow an operator that has no rule. A warning names the operator.",
     ),
     (
         "AMP with `GradScaler`",
         "AMP with `GradScaler`",
         AS_PLAIN,
-        "Nothing more. If an element that the loss uses overflows, the scaler skips the step as usual.",
+        "As in a plain loop. If an element that the loss uses overflows, the scaler skips the step as usual.",
     ),
-    ("Gradient accumulation", "Gradient accumulation", AS_PLAIN, "Nothing more."),
+    ("Gradient accumulation", "Gradient accumulation", AS_PLAIN, "As in a plain loop."),
     (
         "DDP",
         "DistributedDataParallel",
         "Not measured.",
-        "The number of good rows, because DDP averages over ranks. Under `torch.compile`, we ran only `aot_eager`.",
+        "It does not correct for different numbers of good rows on the ranks, because DDP averages over ranks. Under "
+        "`torch.compile`, we ran only `aot_eager`.",
     ),
     (
         "FSDP",
         "FSDP2",
         "Not measured. With a `DTensor`, each process gathers whole tensors of a layer on a bad batch.",
-        "A `DTensor` or tensor parallelism if not all processes make the call.",
+        "It does not work with a `DTensor`, or with tensor parallelism, if not all processes make the call.",
     ),
-    ("Lightning", "Lightning", AS_PLAIN, "Strategies that do not call this method, such as DeepSpeed."),
+    (
+        "Lightning",
+        "Lightning",
+        AS_PLAIN,
+        "It does not reach a strategy that does not call this method, such as DeepSpeed.",
+    ),
     (
         "Accelerate",
         "Accelerate",
         AS_PLAIN,
-        "DeepSpeed, Megatron-LM, LOMO, and Hugging Face's `Trainer`, which calls Accelerate itself.",
+        "It does not reach DeepSpeed, Megatron-LM, LOMO, and Hugging Face's `Trainer`, which calls Accelerate itself.",
     ),
     (
         "`torch.compile`",
         "A compiled model",
         "`follow_compiled` changes inductor for the whole process. On a bad batch, the derivatives run a second time, "
         "uncompiled, and this takes more memory.",
-        "Regions that were compiled before the call, and inductor before PyTorch 2.8.",
+        "It does not follow regions that were compiled before the call, nor inductor before PyTorch 2.8.",
     ),
     (
         "`create_graph=True`",
         "A gradient penalty, `create_graph=True`",
         "The most of all, because the pass follows every operator, also if all numbers are finite.",
-        "A second pass by plain PyTorch: call `ignoring` for both passes.",
+        "It does not reach a second pass by plain PyTorch: call `ignoring` for both passes.",
     ),
     (
         "One GPU",
         "A training loop",
         "More than on a CPU.",
-        "An LSTM: check it first. Several GPUs have no test.",
+        "The gradient of an LSTM may be wrong: check yours first. Several GPUs have no test.",
     ),
 )
 """A setting, the recorded setup whose code is the line to write, the cost, and what is not followed."""
@@ -228,6 +234,6 @@ def decided(content: dict[str, Any]) -> str:
         [show.with_code(setting), f"<pre>{html.escape(code[setup])}</pre>", *map(show.with_code, words)]
         for setting, setup, *words in DECISIONS
     ]
-    head = ["your setting", "write", "cost", "not followed"]
+    head = ["your setting", "write", "cost", "what it does not do"]
     table = show.table("The line to write, by setting. A bad batch has a NaN that the loss ignores.", head, rows)
     return prose(table, kind="zn-setups zn-decisions")

@@ -46,6 +46,12 @@ LIMITS = {
         "you can't change the input of the function, for example inside a library",
         "use-it-in-your-project#why-not-a-second-where",
     ),
+    "substitute": Limits(
+        False,
+        True,
+        "the loss uses the harmless number too, and this number changes the gradient",
+        "every-remedy#which-remedy-to-take",
+    ),
     "select first": Limits(
         False,
         True,
@@ -94,6 +100,6 @@ def methods(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
                 f'{html.escape(limits.fails)} (<a href="{link(page)}#{anchor}">example</a>)',
             ]
         )
-    head = ["method", "gradient right", "forward code unchanged", "optimizer accepts it", "fails if"]
+    head = ["method", "gradient right or rounded", "forward code unchanged", "optimizer accepts it", "fails if"]
     caption = "The methods: how many of the comparisons below each method gets right, and when it fails"
     return show.page(show.prose(show.table(caption, head, rows)))

@@ -191,20 +191,23 @@ def compiled(step):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:`torch.jit")  # of Dynamo, as it traces the step
-@pytest.mark.parametrize("inner", [explain.on_failure, compiled])
-def test_compiled_within_and_without(inner, capfd):
+@pytest.mark.parametrize(
+    "decorators",
+    [(explain.on_failure, compiled), (compiled, explain.on_failure), (compiled, explain.on_failure, compiled)],
+)
+def test_compiled_within_and_without(decorators, capfd):
     """Dynamo does not look into the watch: it can't trace the watch, and would say so."""
     w = torch.ones(1, requires_grad=True)
     optimizer, scaler = torch.optim.SGD([w], 0.0), torch.amp.GradScaler("cpu", enabled=False)
 
-    @(compiled if inner is explain.on_failure else explain.on_failure)
-    @inner
     def step(x):
         loss = scaler.scale((w * x).log().sum())
         loss.backward()
         optimizer.step()
         return loss.detach()
 
+    for decorate in decorators:
+        step = decorate(step)
     assert step(torch.tensor([1.0])) == 0
     assert "log(0) = -inf" in str(failure(step, torch.tensor([0.0])))
     assert "zero_or_nan/explain" not in capfd.readouterr().err

@@ -1,5 +1,6 @@
 """Passes over compiled regions: what they hold, what they leave behind, and the warning if graph and code differ."""
 
+import sys
 import warnings
 
 import pytest
@@ -197,3 +198,19 @@ def test_a_loss_that_selects_from_what_inductor_compiled_under_autocast(marked, 
     assert all(map(torch.equal, gradients(ignoring.backward, rows), wanted))
     spoiled = torch.where(used, rows, float("inf"))
     torch.testing.assert_close(gradients(ignoring.backward, spoiled), wanted, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo, as it traces the call
+def test_a_pass_within_compiled_code_takes_no_reference_away():
+    """PyTorch 2.6 and 2.7 return Dynamo's callback without counting the reference: Python frees it in use."""
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    loss = torch.where(x > 0, x.log(), 0).sum()
+    compiled = torch.compile(lambda: ignoring.backward(loss, retain_graph=True), backend="eager")
+    compiled()
+    callback = dict(zip(compiled.__code__.co_freevars, compiled.__closure__, strict=True))["callback"].cell_contents
+    held = [callback] * 100  # Python does not free it while references are missing
+    before = sys.getrefcount(callback)
+    for _ in range(10):
+        compiled()
+    assert sys.getrefcount(callback) == before
+    assert len(held) == 100

@@ -163,15 +163,15 @@ dist.destroy_process_group()
 DDP = pytest.mark.setup(
     "DistributedDataParallel",
     "model = DistributedDataParallel(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
-    "Whichever process has the bad rows; with `no_sync`, `static_graph` and checkpointing too.",
+    "It works no matter which process has the bad rows, also with `no_sync`, `static_graph` and checkpointing.",
 )
 FSDP1 = pytest.mark.setup(
     "FSDP1", "model = FullyShardedDataParallel(model)\nignoring.backward(loss)",
-    "Nested, and with `use_orig_params=True` too; whichever process has the bad rows.",
+    "It works no matter which process has the bad rows, also if nested, and with `use_orig_params=True`.",
 )  # fmt: skip
 FSDP2 = pytest.mark.setup(
     "FSDP2", "for layer in (*model.children(), model):\n    fully_shard(layer)\nignoring.backward(loss)",
-    "With checkpointing too; whichever process has the bad rows.",
+    "It works no matter which process has the bad rows, also with checkpointing.",
 )  # fmt: skip
 GATHERED = (
     "All processes of the mesh call it together. On a bad batch each gathers what a derivative needs, whole: "

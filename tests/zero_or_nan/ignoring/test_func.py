@@ -308,6 +308,15 @@ def test_the_second_derivative_of_a_compiled_function_is_refused(twice, fresh_co
 
 
 @LOOKED_AT
+def test_the_gradient_of_a_compiled_function_is_compiled(fresh_compiler):
+    """Up to PyTorch 2.7, the same with torch.func gives the function in place of its gradient."""
+    x = torch.tensor([1.0, 100.0])
+    for made in (func.grad, func.jacrev, lambda f: lambda x: func.vjp(f, x)[1](torch.tensor(1.0))[0]):
+        compiled = torch.compile(made(torch.compile(exponential, backend="eager")), backend="eager")
+        torch.testing.assert_close(compiled(x), made(exponential)(x))
+
+
+@LOOKED_AT
 def test_the_gradient_of_a_compiled_function_is_a_factor(fresh_compiler):
     """It is recorded because of a weight, and what is differentiated does not go through it."""
     compiled, weight = torch.compile(exponential, backend="aot_eager"), torch.tensor([2.0, 3.0], requires_grad=True)

@@ -113,7 +113,7 @@ def test_gradient_clipping():
 @pytest.mark.setup(
     "Activation checkpointing",
     "out = checkpoint(block, hidden, use_reentrant=reentrant)\nignoring.backward(loss)",
-    "Both kinds, and computed again only as often as in plain PyTorch.",
+    "Both values of `use_reentrant` work, and the block is computed again only as often as in plain PyTorch.",
 )
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_activation_checkpointing(reentrant):
@@ -245,7 +245,7 @@ def test_gradients_that_are_returned():
 @pytest.mark.setup(
     "A gradient penalty, `create_graph=True`",
     "(slope,) = ignoring.grad(loss, [points], create_graph=True)",
-    "The penalty's own gradient by `ignoring` too.",
+    "Compute the gradient of the penalty with `ignoring` too.",
 )
 def test_a_gradient_penalty():
     def train(ignoring, rows):
@@ -288,7 +288,7 @@ def test_a_closure():
 @pytest.mark.setup(
     "Fused and foreach optimizers",
     "ignoring.backward(loss)\noptimizer.step()",
-    "As every optimizer of PyTorch: `.grad` is a plain tensor.",
+    "They work like every optimizer of PyTorch, because `.grad` is a plain tensor.",
 )
 @pytest.mark.parametrize("kind", ["fused", "foreach"])
 def test_fused_and_foreach_optimizers(kind):

@@ -36,7 +36,7 @@ def backend(request, monkeypatch, fresh_compiler):
 @pytest.mark.setup(
     "A compiled model",
     "ignoring.follow_compiled()\nmodel = torch.compile(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
-    "On a contaminated pass, its backward graph is followed. If that fails, a warning says so.",
+    "In a contaminated pass, `ignoring` follows the compiled backward graph. If that fails, a warning says so.",
 )
 def test_a_compiled_model(unmarked, backend):
     def train(ignoring, rows):
@@ -99,7 +99,7 @@ def test_a_compiled_model_run_eagerly_on_bad_rows(compiler):
     "A compiled part behind a selection",
     "head = torch.compile(model[1:])\nhidden = model[0](rows)[is_used(rows)]\nloss = head(hidden).square().sum()\n"
     "ignoring.backward(loss)",
-    "Compile what sees used elements alone; leave what comes before uncompiled.",
+    "Compile only the part that gets no ignored element, and leave the part before it uncompiled.",
 )
 def test_a_compiled_part_behind_a_selection(compiler):
     def train(ignoring, rows):
@@ -129,7 +129,8 @@ class Squared(torch.autograd.Function):
 @pytest.mark.setup(
     "Your own `autograd.Function`",
     "squares = Squared.apply(model(rows))\nloss = torch.where(used, squares, 0.0).sum()\nignoring.backward(loss)",
-    "Not followed, with a warning: NumPy, pointers, kernels without a rule, `out=`, kept tensors, a pass inside.",
+    "`ignoring` warns if it can't follow your function, because its backward uses NumPy, pointers, `out=` "
+    "or a kernel without a rule, keeps tensors, or runs a backward pass itself.",
 )
 def test_a_function_of_ones_own():
     def train(ignoring, rows):
@@ -147,7 +148,7 @@ def test_a_function_of_ones_own():
 @pytest.mark.setup(
     "Your own `autograd.Function` behind a selection",
     "squares = Squared.apply(model(rows)[used])\nignoring.backward(squares.sum())",
-    "It meets used elements alone, and what comes before it is fixed.",
+    "Your function gets only elements that the loss uses, so only the code before it needs `ignoring`.",
 )
 def test_a_function_of_ones_own_behind_a_selection():
     def train(ignoring, rows):
@@ -164,7 +165,7 @@ def test_a_function_of_ones_own_behind_a_selection():
 @pytest.mark.setup(
     "Your own `autograd.Function` with a record",
     "ignoring.function(Squared)\nignoring.backward(loss)",
-    "Said once, its backward is followed as those of PyTorch are.",
+    "Call `ignoring.function` once. Then `ignoring` follows your function, as it follows PyTorch's own.",
 )
 def test_a_function_of_ones_own_with_a_record(request):
     ignoring.function(Squared)
@@ -186,7 +187,7 @@ def test_a_function_of_ones_own_with_a_record(request):
     "`vmap` and `jacrev` inside the loss",
     "out = vmap(model)(rows)\nslope = vmap(jacrev(model))(rows)[:, 0]\n"
     "terms = out.square() + slope.square()\nloss = torch.where(used, terms, 0.0).sum()\nignoring.backward(loss)",
-    "Followed as any other code of the forward pass.",
+    "`ignoring` follows them like any other code of the forward pass.",
 )
 def test_vmap_and_jacrev_inside_the_loss():
     def train(ignoring, rows):

@@ -126,7 +126,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     habits = _Habits()
 
     @not_compiled
-    @functools.wraps(step)
+    @functools.wraps(step, updated=())  # by attributes of a compiled step, PyTorch would call it in place of `run`
     def run(*args: Any, **kwargs: Any) -> Any:
         before = Before(model, (args, kwargs))
         watch = _Watch(before, habits, habits.course)
@@ -146,8 +146,9 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
         before.put_back()
         size = watch.largest()
         error: Exception | None = None
+        again = Watch(Report())
         try:
-            with Watch(Report()) as report, _Watch(before, habits, Course()):
+            with again as report, _Watch(before, habits, Course()):
                 step(*args, **kwargs)
         except _Failed:
             pass
@@ -161,7 +162,8 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
             )
         if by_hand:
             report.note("the step changed its parameters before the failure was seen, and they are as it left them")
-        report.cause = habits.course.cause(None if loss is None else float(loss), size, report.begins_with_overflow)
+        value = None if loss is None else float(loss)
+        again.narration.name_cause(habits.course.cause(value, size, report.begins_with_overflow))
         if error is not None:
             report.note(_RAISED_AGAIN.format(error=type(error).__name__))
         elif report.ok and not report.came_from_another_process:

@@ -178,6 +178,10 @@ def _is_at_work() -> bool:
 _skip(_is_at_work.__code__)
 
 _callback: Callable[[], Any] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
+    # PyTorch 2.6 and 2.7 forget to count the reference that they return: each call takes one away, mostly from None.
+    # After some thousand calls Python frees an object that is in use, and crashes.
+    _callback = None
 
 
 def compiled_autograd_aside() -> AbstractContextManager[None]:

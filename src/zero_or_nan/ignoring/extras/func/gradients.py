@@ -69,7 +69,7 @@ def grad(func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
     tensor([2.7183, 0.0000])
     """
 
-    @functools.wraps(func)
+    @functools.wraps(func, updated=())  # by attributes of a compiled `func`, PyTorch would call it in place of this
     def gradient(*args: Any, **kwargs: Any) -> Any:
         found, value = _grad_and_value("grad", func, argnums, has_aux, args, kwargs)
         return (found, value[1]) if has_aux else found
@@ -95,7 +95,7 @@ def grad_and_value(func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool
     (tensor([2.7183, 0.0000]), tensor(2.7183))
     """
 
-    @functools.wraps(func)
+    @functools.wraps(func, updated=())
     def gradient_and_value(*args: Any, **kwargs: Any) -> Any:
         return _grad_and_value("grad_and_value", func, argnums, has_aux, args, kwargs)
 
@@ -171,7 +171,7 @@ def jacrev(
     if chunk_size is not None and chunk_size <= 0:
         raise ValueError(f"jacrev: chunk_size should be greater than 0, and is {chunk_size}")
 
-    @functools.wraps(func)
+    @functools.wraps(func, updated=())
     def jacobian(*args: Any) -> Any:
         return _jacobian(func, argnums, has_aux, chunk_size, args)
 
