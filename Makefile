@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled gpu fixed masked honesty explained first-look penguins probe processors remedies setups colab twice coverage mutants matrix peers lint pins audit clean
+.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled gpu fixed masked honesty explained first-look penguins probe processors remedies setups colab twice coverage mutants matrix peers jax lint pins audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -84,7 +84,7 @@ compiled: $(BIN)/.ready  ## measure how much ignoring follows in compiled region
 honesty: $(BIN)/.ready  ## look for NaN that the loss uses and ignoring hides, on PyTorch's own samples; write results/measured/
 	$(RUN) honesty
 
-explained: $(BIN)/.ready  ## count how often explain and other tools find the origin of a NaN; write results/measured/
+explained: $(BIN)/.ready  ## count how often other tools than explain name the line at fault; write results/measured/
 	$(RUN) explained
 
 first-look: $(BIN)/.ready  ## paste the remedy of explain into each program of a corpus that it had not seen; write results/measured/
@@ -105,7 +105,7 @@ setups: $(BIN)/.ready  ## run ignoring in all training setups; write their table
 colab: $(BIN)/.ready  ## run every notebook as Colab runs it; make test runs one
 	WHOLE_TESTS=1 $(BIN)/python -m pytest -n 0 tests/installed/test_colab.py
 
-twice: $(BIN)/.ready  ## build the site twice, the second time from nothing, and compare every byte; make test runs a few chapters twice
+twice: $(BIN)/.ready  ## build the site twice, the second time from nothing, and compare every byte; make test does so with a small book
 	WHOLE_TESTS=1 $(BIN)/python -m pytest -n 0 tests/site/test_builds.py
 
 matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on all PyTorch releases (or on TORCH="2.9.1 2.15.0")
@@ -113,6 +113,9 @@ matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on
 
 peers: $(BIN)/.ready  ## run the tests of other projects (or only PEER=einops) with ignoring; write results/measured/
 	$(RUN) peers $(PEER)
+
+jax: $(BIN)/.ready  ## run the programs of the boxes In JAX with JAX; write their output to the pages and to results/measured/
+	$(RUN) jax
 
 coverage: $(BIN)/.ready  ## run all tests, and report the statements and branches that they do not reach; pages in _build/coverage/html
 	$(PYTEST) --cov --cov-report=term --cov-report=html

@@ -21,7 +21,7 @@ STEPS = ("book", "check", "from-notebook", "record", "notebooks")
 MEASURES = tuple(
     "attention compiled costs explained first-look honesty masked fixed mutants penguins probe remedies setups".split()
 )
-VERSIONS = ("library-tests", "matrix", "peers")
+VERSIONS = ("jax", "library-tests", "matrix", "peers")
 COMMANDS = {
     "serve": ".serve",
     "pdf": ".pdf",

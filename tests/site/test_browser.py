@@ -202,33 +202,33 @@ def test_the_contents_open_over_a_narrow_page(browser, address, scripts):
 
 
 def focused(tab: Visit) -> str:
-    return str(tab.page.evaluate("document.activeElement.name || document.activeElement.className"))
+    return str(tab.page.evaluate("document.activeElement.type || document.activeElement.className"))
 
 
 def test_a_key_leads_to_the_search_box_and_escape_back_and_can_be_switched_off(visit, phone):
     visit.open("chapters/where-over-exp.html")
-    page, box = visit.page, visit.page.locator("header input[name=q]")
+    page, box = visit.page, visit.page.locator("header input")
     page.locator(".actions a.source").first.focus()
     page.keyboard.press("/")
     page.keyboard.type("x/0")
-    assert focused(visit) == "q" and box.input_value() == "x/0"
+    assert focused(visit) == "search" and box.input_value() == "x/0"
     page.keyboard.press("Escape")
     assert focused(visit) == "source" and box.input_value() == "x/0"
     page.keyboard.press("Control+/")
     assert focused(visit) == "source"
     page.locator(".zn-try input[type=range]").focus()
     page.keyboard.press("/")
-    assert focused(visit) == "q"
+    assert focused(visit) == "search"
     # Where there is no room for the box, the key leads to the search page.
     phone.open("chapters/where-over-exp.html")
     phone.page.keyboard.press("/")
     phone.page.wait_for_url("**/search.html*")
-    assert focused(phone) == "q"
+    assert focused(phone) == "search"
     visit.open("search.html")
     page.get_by_label("The key / leads to the search from every page").uncheck()
     visit.open(PAGES[0])
     page.keyboard.press("/")
-    assert focused(visit) != "q" and not page.locator("form.search kbd").is_visible()
+    assert focused(visit) != "search" and not page.locator("form.search kbd").is_visible()
     assert box.get_attribute("aria-keyshortcuts") is None
 
 
@@ -315,6 +315,7 @@ def test_a_link_to_a_folded_claim_leads_to_it_unfolded(visit):
         }""",
         arg=place,
     )
+    assert claim.get_by_role("link", name="Link to this result").get_attribute("href") == f"#{place}"
 
 
 def test_code_is_copied_or_selected(visit):

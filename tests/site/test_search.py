@@ -9,7 +9,7 @@ import pytest
 from scratch import ROOT
 
 from helpers.nodes import nodes
-from tools.measure.browser import VIEWS, Visit
+from tools.measure.browser import VIEWS, Visit, axe
 from tools.project import Project
 
 PROJECT = Project(ROOT)
@@ -92,7 +92,7 @@ def searched(browser: Any, address: str) -> Iterator[Any]:
     """The search page, with the book that its script makes of the index."""
     with Visit(browser, address, **VIEWS["wide, light"]) as tab:
         tab.open("search.html")
-        tab.page.evaluate("async () => { window.book = new Book(await fetched('search.json')); }")
+        tab.page.evaluate("async () => { window.book = new Book(await fetched('search.json')); await book.ready; }")
         tab.page.evaluate("async () => { window.list = await fetched('messages.json'); }")
         yield tab.page
 
@@ -208,20 +208,80 @@ def test_every_node_of_pytorch_leads_to_a_page_about_it_or_to_its_row(searched, 
     assert wrong == {} and number > 500
 
 
-def test_a_search_from_any_page_leads_to_the_page_that_it_shows_first(visit):
+def test_a_search_from_any_page_leads_to_the_page_that_it_shows_first_and_leaves_the_browser_in_no_way(visit):
     visit.open("chapters/references.html")
-    box = visit.page.locator("header input[name=q]")
+    asked = []
+    visit.page.on("request", lambda request: asked.append([request.url, request.post_data]))
+    box = visit.page.locator("header input")
     box.fill("nansum grad nan")
     box.press("Enter")
     first = visit.page.locator("#results a").first
     first.wait_for()
-    assert visit.page.url.startswith(f"{visit.address}/search.html?q=")
+    assert visit.page.url == f"{visit.address}/search.html" and "nansum" not in str(asked)
+    kept = "[history.state, localStorage.length, sessionStorage.length, document.cookie]"
+    assert visit.page.evaluate(kept) == [None, 0, 0, ""]
     assert "nansum grad nan" in visit.page.locator("#found").inner_text()
     assert visit.page.locator("#results mark", has_text="nansum").count() >= 1
     assert not visit.page.locator("#none").is_visible()
     assert visit.troubles == [] and visit.elsewhere == []
+    # Another query on the search page, in the same way.
+    visit.page.get_by_label("Search", exact=True).fill("zzzzqqq")
+    visit.page.keyboard.press("Enter")
+    visit.page.locator("#none").wait_for()
+    assert visit.page.url == f"{visit.address}/search.html" and visit.page.locator("#results a").count() == 0
+    visit.page.get_by_label("Search", exact=True).fill("nansum grad nan")
+    visit.page.keyboard.press("Enter")
     first.click()
     assert "/chapters/nansum-nanmean.html" in visit.page.url
+
+
+def test_without_scripts_the_box_leads_to_the_search_page_and_sends_nothing(browser, address):
+    with Visit(browser, address, java_script_enabled=False) as tab:
+        tab.open("chapters/references.html")
+        tab.page.locator("header input").fill("secret")
+        tab.page.locator("header input").press("Enter")
+        tab.page.wait_for_url("**/search.html*")
+        tab.page.get_by_label("Search", exact=True).fill("secret")
+        tab.page.get_by_role("button", name="Search").click()
+        assert "secret" not in tab.page.url and tab.page.locator("noscript").inner_text()
+
+
+@pytest.mark.parametrize("path", ["chapters/references.html", "search.html"])
+def test_a_box_suggests_pages_while_one_types_which_moves_nothing(visit, path):
+    visit.open(path)
+    page, box = visit.page, visit.page.locator("form[role=search] input")
+    page.evaluate("""() => {
+        window.moved = 0;
+        new PerformanceObserver((list) => list.getEntries().forEach((each) => (window.moved += each.value)))
+            .observe({ type: "layout-shift" });
+    }""")
+    box.focus()
+    page.keyboard.type("sqrt at 0")
+    shown = page.get_by_role("option")
+    shown.first.wait_for()
+    assert 1 < shown.count() <= 5 and "Roots and powers" in shown.nth(1).inner_text()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowDown")
+    assert page.locator("[aria-selected=true]").count() == 0, "between the last and the first is the box"
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert box.get_attribute("aria-activedescendant") == shown.nth(1).get_attribute("id")
+    assert shown.nth(1).get_attribute("aria-selected") == "true" and box.get_attribute("aria-expanded") == "true"
+    assert axe(visit, ROOT) == []
+    page.keyboard.press("Escape")
+    assert page.get_by_role("option").count() == 0 and box.get_attribute("aria-expanded") == "false"
+    assert box.input_value() == "sqrt at 0" and box.evaluate("(box) => box === document.activeElement")
+    box.fill("sqrt at 0 ")
+    shown.first.wait_for()
+    box.fill("zzzzqqq")  # no page is about it
+    shown.first.wait_for(state="hidden")
+    box.fill("sqrt at 0")
+    shown.first.wait_for()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("window.moved") == 0 and visit.troubles == []
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/chapters/atlas.html#roots-and-powers")
 
 
 def test_where_the_symptom_stands_on_a_page_it_is_shown(visit):

@@ -87,6 +87,7 @@ SQLITE = RuntimeError("(x) database or disk is full\n[SQL: y]")
 DISK = {
     FULL: "OSError: [Errno 28] No space left on device: 'a file'",
     SQLITE: "RuntimeError: (x) database or disk is full",
+    OSError(errno.EFBIG, "File too large"): "OSError: [Errno 27] File too large",  # under a `ulimit -f`
     OSError(errno.EROFS, "Read-only file system"): "OSError: [Errno 30] Read-only file system",
     OSError(errno.ENOENT, "No such file or directory"): None,
 }

@@ -105,7 +105,8 @@ class Book {
       title: often.get(record.heading) > 2 ? "" : record.heading,
       parts: [record.keywords, record.heading, record.rows, record.text].join(" "),
     });
-    this.index.addAll(records.map(fields));
+    // Wait for `ready` before `find`. A phone needs a second, so the index is made in parts, between which the page responds.
+    this.ready = this.index.addAllAsync(records.map(fields), { chunkSize: 4 });
     this.size = new Set(records.map((record) => record.page)).size;
   }
 

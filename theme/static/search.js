@@ -1,14 +1,8 @@
 // The search page: the results of find.js, the words of the query that no page has, and advice if no page is about the query.
 "use strict";
 
-// The longest query. Of a longer text, such as a traceback, the last error is searched.
-const LONGEST = 300;
-const SENTENCE = 3;
 const found = document.getElementById("found");
 const results = document.getElementById("results");
-const asked = plain(new URLSearchParams(location.search).get("q") ?? "").trim();
-const query = asked.length < LONGEST ? asked : (asked.match(ERROR)?.at(-1) ?? asked).slice(0, LONGEST);
-for (const field of document.querySelectorAll('input[name="q"]')) field.value = query;
 
 function link(section, text) {
   const made = element("a", text);
@@ -63,17 +57,7 @@ function item({ page, sections, lacks }) {
   return made;
 }
 
-/** What the index finds, after what the list of messages knows. Of single words and nodes, the index knows more. */
-function answered(book, list, query) {
-  const found = book.find(query);
-  const { pages, kind } = query.split(/\s+/).length < SENTENCE ? { pages: [] } : recognised(list, query);
-  const advice = ["node", "other"].includes(kind) ? [] : pages;
-  const others = found.pages.filter(({ page }) => !advice.some((other) => other.page === page));
-  const foreign = kind === "message" && !pages.length; // the list says that this book does not explain the error
-  return { ...found, advice, pages: others, about: !foreign && (found.about || advice.length > 0) };
-}
-
-function show(book, { words, pages, about, advice }) {
+function show(book, query, { words, pages, about, advice }) {
   const count = advice.length + pages.length;
   const said = [about ? `${count} ${count === 1 ? "page" : "pages"} for “${query}”.` : `No page of this book is about “${query}”.`];
   const unknown = words.filter((word) => !word.terms.length).map((word) => word.unit);
@@ -81,32 +65,37 @@ function show(book, { words, pages, about, advice }) {
   for (const word of words) if (pages.length && word.instead) said.push(`“${word.unit}” is on no page, ${listed(book.shown(word))} is.`);
   if (!about && pages.length) said.push("What comes closest:");
   found.textContent = said.join(" ");
-  results.append(...advice.map(candidate), ...pages.map(item));
+  results.replaceChildren(...advice.map(candidate), ...pages.map(item));
+  document.getElementById("none").hidden = about;
   if (!about) {
     const report = document.querySelector("#none a.report");
     const address = new URL(report.href);
     address.searchParams.set("title", `No page about ${query.slice(0, 200)}`);
     address.searchParams.set("body", `I searched the book for this:\n\n> ${query.slice(0, 1000)}\n\nThe shortest code that shows it:\n\n\`\`\`python\n\n\`\`\`\n`);
     report.href = address;
-    document.getElementById("none").hidden = false;
   }
 }
 
-async function search() {
+async function search(query) {
   found.textContent = "Searching …";
-  let records, list;
   try {
-    [records, list] = await Promise.all(["search.json", "messages.json"].map(fetched));
+    const { book, list } = await loaded();
+    show(book, query, answered(book, list, query));
   } catch (error) {
     found.textContent =
       location.protocol === "file:"
         ? "A browser can't search pages that are opened as files. Run “make serve” in the checkout, and open the address that it prints."
-        : `The search index could not be loaded (${error.message}). Check the connection, and reload the page to try again.`;
-    return;
+        : `The search index could not be loaded (${error.message}). Check the connection, and search again.`;
   }
-  const book = new Book(records);
-  show(book, answered(book, list, query));
 }
 
-if (query) search();
-else document.querySelector("form.search-page input").focus();
+// The query stays in the browser. An address with a query, which somebody shared, is searched too.
+const form = document.querySelector("form.search-page");
+const field = form.querySelector("input");
+form.addEventListener("submit", () => {
+  field.value = question(field.value);
+  if (field.value) search(field.value);
+});
+field.value = handedOver() ?? new URLSearchParams(location.search).get("q") ?? "";
+if (field.value) form.requestSubmit();
+else field.focus();

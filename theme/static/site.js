@@ -49,6 +49,13 @@ function showClaims(shown) {
 if (checked) checked.hidden = false;
 checked?.addEventListener("click", () => showClaims(!root.classList.contains("claims")));
 
+// A link to each claim. The build adds none, because it compares the outputs with those that were executed.
+for (const claim of document.querySelectorAll(".zn-stated[id]")) {
+  const link = Object.assign(document.createElement("a"), { className: "headerlink", href: `#${claim.id}`, textContent: "#" });
+  link.ariaLabel = "Link to this result";
+  claim.firstElementChild.append(link);
+}
+
 // The element that the address names. This does not use :target, because a browser sets it later.
 function target() {
   try {
@@ -73,7 +80,7 @@ unfold();
 addEventListener("hashchange", unfold);
 
 // "/" moves the focus to the search, and Escape moves it back. A key without Ctrl needs a switch, which is on the search page.
-const box = document.querySelector("form.search-page input") ?? document.querySelector("form.search input");
+const box = document.querySelector("form[role=search] input");
 const choice = document.querySelector("#slash input");
 let slash = remembered("slash") !== "off";
 let before = null;
@@ -113,6 +120,43 @@ document.addEventListener("keydown", (event) => {
     before = null;
   }
 });
+
+// The search page gets the text of the box from here, and removes it from the tab's storage: a text can have names and
+// paths in it, so it is never in an address or the history.
+box.form.addEventListener("submit", (event) => {
+  if (!box.form.matches("header *")) return;
+  event.preventDefault();
+  try {
+    sessionStorage.setItem("query", box.value);
+  } catch {
+    // Without storage, the search page opens with an empty box.
+  }
+  location.assign(box.form.action);
+});
+
+function handedOver() {
+  try {
+    const query = sessionStorage.getItem("query");
+    sessionStorage.removeItem("query");
+    return query;
+  } catch {
+    return null;
+  }
+}
+
+// A reader who enters the box gets suggestions. No page loads what they need before.
+const own = document.currentScript.src;
+box.addEventListener(
+  "focus",
+  () => {
+    for (const name of ["vendor/minisearch.js", "find.js", "message.js", "suggest.js"]) {
+      if (document.querySelector(`script[src*="/${name}"]`)) continue;
+      const script = Object.assign(document.createElement("script"), { src: own.replace("site.js", name), async: false });
+      document.head.append(script);
+    }
+  },
+  { once: true },
+);
 
 // Add the place that the address names to the link of the report, shortly before the reader follows the link.
 const report = document.querySelector("a.report[data-page]");

@@ -43,13 +43,17 @@ ANSWERS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What `explain` said of a program. A healthy program has an empty remedy."""
+    """What `explain` said of a program. A healthy program has an empty remedy.
+
+    `told` has the kind, the phase, the operator and the line of each origin, and the last line of its remedy.
+    """
 
     name: str
     half: str
     is_line_right: bool
     is_kind_right: bool
     remedy: str
+    told: list[str]
 
 
 def first_look(project: Project, *names: str) -> None:
@@ -63,7 +67,7 @@ def first_look(project: Project, *names: str) -> None:
 
 
 def _lost(program: Program, why: str) -> Answer:
-    return Answer(program.name, program.part, False, False, f"nothing: {why}")
+    return Answer(program.name, program.part, False, False, f"nothing: {why}", [])
 
 
 def answer(program: Program) -> Answer:
@@ -71,14 +75,20 @@ def answer(program: Program) -> Answer:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         names, _, report = _explained(Path(folder), program.source)
+        told = [_in_short(origin) for origin in report]
         if "healthy" in program.kinds:
-            return Answer(program.name, program.part, report.ok, report.ok, "")
+            return Answer(program.name, program.part, report.ok, report.ok, "", told)
         if report.ok:
-            return Answer(program.name, program.part, False, False, "nothing")
+            return Answer(program.name, program.part, False, False, "nothing", told)
         first = report.origins[0]
         remedy = _pasted(Path(folder), program.source, first, names["right"]())
         is_line_right, is_kind_right = program.has_at_fault(first.source), first.kind in program.kinds
-        return Answer(program.name, program.part, is_line_right, is_kind_right, remedy)
+        return Answer(program.name, program.part, is_line_right, is_kind_right, remedy, told)
+
+
+def _in_short(origin: Origin) -> str:
+    *_, last = origin.remedy.splitlines()
+    return f"{origin.kind} {origin.phase} {origin.operator}, line {origin.line}: {last}"
 
 
 def _explained(folder: Path, source: str) -> tuple[dict[str, Any], dict[str, Tensor], Report]:

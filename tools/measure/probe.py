@@ -6,6 +6,7 @@ done, and the record keeps these answers.
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -59,7 +60,12 @@ class Answer:
 
 
 def probe(project: Project, *names: str) -> None:
-    """Search all losses, and write the answers to `results/measured/probe.json`; of named losses, print them."""
+    """Search all losses, and write the answers to `results/measured/probe.json`; of named losses, print them.
+
+    Of PyTorch's own losses that are named, print the findings as scripts for PyTorch's tracker.
+    """
+    if scripts := [script for name in names if name in LOSSES for script in scripts_of_torch(name)]:
+        return print(*scripts, sep="\n\n")
     held = read(project, "probe").get("held", [])
     told = "{0.name}: {0.distance}{0.error}".format
     if parts := answers(programs(project.root / FILE), names, held, answer, _MOST, _lost, told):
@@ -108,6 +114,16 @@ def answer_of_torch(name: str) -> dict[str, Any]:
     return {"name": name, "code": LOSSES[name], "findings": found}
 
 
+def scripts_of_torch(name: str) -> list[str]:
+    """A script for each finding of a loss of PyTorch's. It needs PyTorch only, and ends with an AssertionError."""
+    torch.manual_seed(0)
+    loss_fn, inputs = searchable(name)
+    head = ["import torch", "import torch.nn.functional as F", "from torch.distributions import *", "", ""]
+    head += [f"def loss_fn({', '.join(inspect.signature(loss_fn).parameters)}):", f"    return ({LOSSES[name]}).mean()"]
+    tests = (each.test.removeprefix("import torch\n") for each in explain.probe(loss_fn, *inputs).findings)
+    return ["\n".join([*head, test, "", "test_loss_fn_is_finite()"]) for test in tests]
+
+
 def _lost_of_torch(name: str, why: str) -> dict[str, Any]:
     return {"name": name, "code": LOSSES[name], "findings": [], "error": why}
 
@@ -131,8 +147,8 @@ def _on_tracker(name: str) -> str:
 
 
 def shown(content: dict[str, Any]) -> str:
-    """A table of the three parts, and one of PyTorch's own losses."""
-    parts = {"own": "our own", "work": "used for work", "held": "held back"}
+    """A table of the parts, and one of PyTorch's own losses."""
+    parts = {"own": "our own", "work": "used for work", "held": "held back", "grist": "of GRIST"}
     counts = {part: summed(content[part]) for part in parts}
     body = [[text, *(str(counts[part][text]) for part in parts)] for text in counts["own"]]
     caption = f"What <code>explain.probe</code> finds in losses (torch {content['torch']})"

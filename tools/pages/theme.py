@@ -28,6 +28,7 @@ from ..steps.made import digest
 from ..steps.pair import with_outputs
 from . import checkout
 from .cards import card
+from .terms import GLOSSARY
 
 NAME = "zero_or_nan"
 
@@ -96,6 +97,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "has_control": "data-control=" in body,
         "has_filter": 'class="zn-point"' in body or 'class="zn-nodes"' in body,
         "has_paste": 'class="paste"' in body,
+        "has_terms": 'class="term ' in body,
         "has_verdict": "data-verdict" in body,
         "files": f"{project.repository}/blob/{project.branch}",
         "heading": heading,
@@ -199,14 +201,14 @@ def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
 
 
 def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
-    """The commit that a page is made from.
+    """The commit that a page is made from, and its date.
 
     For a page with code also the versions, and the command that runs the page.
     """
     made: dict[str, Any] = {}
     if at := app.config.zero_or_nan_origin:
         found = Repository(*at)
-        made["commit"] = found.commit[:10]
+        made["commit"], made["date"] = found.commit[:10], found.date
         made["tree"] = f"{project.repository}/tree/{found.commit}"
         made["changed"] = found.changed
     chapter = project.root / f"{name}.md"
@@ -282,7 +284,8 @@ def _settings(app: Sphinx, config: Config) -> None:
     project = checkout(app)
     at = origin(project)
     config["zero_or_nan_origin"] = list(at) if at else []
-    shown = [*project.results.glob("*.json"), *filter(Path.is_file, (project.root / "theme").rglob("*"))]
+    theme, glossary = project.root / "theme", project.root / f"{GLOSSARY}.md"
+    shown = filter(Path.is_file, [glossary, *project.results.glob("*.json"), *theme.rglob("*")])
     config["zero_or_nan_shown_with"] = digest(*(path.read_bytes() for path in sorted(shown)))
 
 

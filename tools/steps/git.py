@@ -13,9 +13,10 @@ _SOURCES = ("_config.yml", "_toc.yml", "chapters", "results", "src", "theme", "t
 
 
 class Repository(NamedTuple):
-    """A commit, and whether any file that pages are made from was changed since."""
+    """A commit, its date, and whether any file that pages are made from was changed since."""
 
     commit: str
+    date: str
     changed: bool
 
 
@@ -46,4 +47,5 @@ def origin(project: Project) -> Repository | None:
     top, commit = git(project, "rev-parse", "--show-toplevel"), git(project, "rev-parse", "--verify", "HEAD")
     if top is None or commit is None or not project.root.samefile(top):
         return None
-    return Repository(commit, bool(git(project, "status", "--porcelain", "--", *_SOURCES)))
+    date = git(project, "show", "--no-patch", "--format=%cs", commit) or ""
+    return Repository(commit, date, bool(git(project, "status", "--porcelain", "--", *_SOURCES)))

@@ -39,7 +39,7 @@ _FREE = re.compile(
     "|".join((
         r"IEEE(?: Std)? \d+|\d+\(\d+\)[^.]*\b(?:19|20)\d\d\b",  # a standard, an article
         r"\b\d{4}-\d\d-\d\d\b|\b20[12]\d\b",  # a date
-        rf"(?:PyTorch|Python|NumPy|CUDA|transformers|TRL|[Vv]ersion) {_RELEASE}(?:(?:,| and| or| to) {_RELEASE})*",
+        rf"(?:PyTorch|Python|NumPy|JAX|CUDA|transformers|TRL|[Vv]ersion) {_RELEASE}(?:(?:,| and| or| to) {_RELEASE})*",
         r"(?<![\d.])(?:" + "|".join(re.escape(name.removesuffix(".0")) for name in RELEASES) + r")(?!\d| ?%|\.\d)",
         r"\d+ minutes",  # of a lecture: the book measures seconds
     ))

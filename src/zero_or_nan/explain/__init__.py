@@ -3,8 +3,8 @@
 What users of the library import:
 
 - `explain`: a watch over a block of code, `with explain() as report`; `explain.on_failure` for a training step;
-  `explain.probe` for a loss that has not failed yet.
-- `Report`, `Origin`, `ProbeReport`, `Finding`: what they find; `NotFiniteError`: what it raises, if you ask it to.
+  `explain.probe` for a loss that has not failed yet; `explain.zeros` for a gradient that is 0 or None.
+- `Report`, `Origin`, `ProbeReport`, `Finding`, `Zero`: what they find; `NotFiniteError`: what it raises, if you ask.
 
 `python -m zero_or_nan.explain script.py` watches a script. `explain.huggingface` and `explain.lightning` each have a
 callback for a trainer; no other file needs these frameworks, or imports these two files.
@@ -12,8 +12,8 @@ callback for a trainer; no other file needs these frameworks, or imports these t
 How it works, with `x.sqrt().log().clamp(-5).sum().backward()` at x = 0 as the example. Each file imports only from
 files that are named after it, so you can read on from any file.
 
-1. `block` has what you call: `explain`, with `explain.on_failure` and `explain.probe`. The callbacks `huggingface` and
-   `lightning` decorate the methods of a trainer, by `methods`.
+1. `block` has what you call: `explain`, with `explain.on_failure`, `explain.probe`, and `explain.zeros` from `zeros`.
+   The callbacks `huggingface` and `lightning` decorate the methods of a trainer, by `methods`.
 2. `probe/` searches for a NaN before it happens: in a `script`, or in a loss. `probing` tries inputs of the loss. If
    one of them fails, it goes back to the nearest input that fails. A `finding` says so, with a test. `candidates` has
    the inputs that people meet, and keeps labels labels. `loss` runs the loss many times, and leaves nothing behind.
@@ -27,8 +27,9 @@ files that are named after it, so you can read on from any file.
 5. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
    training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`. If
    the loss uses the element, `trial` runs other ways to write the formula on your numbers. `matching` finds those that
-   fit your calls, and writes them in your words. `exact` runs the formula in float64, and finds out whether only a
-   number on the way to the failure was lost.
+   fit your calls, and writes them in your words, `widening` takes a wider dtype, and `targets` leaves out what is not
+   known of a target. `exact` runs the formula in float64, and finds out whether only a number on the way to the failure
+   was lost.
 6. `births/` finds out where and why. `attribution`: `log` made the -inf of finite numbers, so the -inf was *born*
    there, and `clamp` took it. `nodes`: what was born at a node in backward, and in which call a node was made.
    `diagnosis`: the loss ignores the element, because `clamp` cut it off, so the origin is *contaminated*. `findings`
@@ -43,5 +44,6 @@ files that are named after it, so you can read on from any file.
 from .block import explain
 from .probe.finding import Finding, ProbeReport
 from .report.report import NotFiniteError, Origin, Report
+from .zeros import Zero
 
-__all__ = ["Finding", "NotFiniteError", "Origin", "ProbeReport", "Report", "explain"]
+__all__ = ["Finding", "NotFiniteError", "Origin", "ProbeReport", "Report", "Zero", "explain"]

@@ -8,6 +8,7 @@ from .probe.probing import probe
 from .report.report import NotFiniteError, Report
 from .training.failure import on_failure
 from .watch.watch import Watch
+from .zeros import zeros
 
 
 class explain:  # noqa: N801
@@ -60,9 +61,11 @@ class explain:  # noqa: N801
     if TYPE_CHECKING:  # in a `staticmethod`, a function that is overloaded and generic loses its types
         on_failure = on_failure
         probe = probe
+        zeros = zeros
     else:
         on_failure = staticmethod(on_failure)
         probe = staticmethod(probe)
+        zeros = zeros
 
     def __init__(self, on_nan: Literal["report", "raise"] = "report") -> None:
         if on_nan not in ("report", "raise"):

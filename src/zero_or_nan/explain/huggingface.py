@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -12,6 +12,7 @@ try:
 except ImportError as error:
     raise ImportError("zero_or_nan.explain.huggingface needs transformers: pip install transformers") from error
 
+from .probe.probing import probe
 from .program.tensors import are_finite_at_once, tensors_in
 from .training.methods import ExplainedMethod, put_back
 
@@ -22,6 +23,10 @@ class ExplainCallback(TrainerCallback):
     From the beginning of a training to its end, the trainer's `training_step` is decorated with `explain.on_failure`.
     If gradients are accumulated, each batch is checked. The trainers of TRL take the same callback: `SFTTrainer` and
     `GRPOTrainer` were tried, of TRL 1.16.0.
+
+    Args:
+        probe: search the loss of the first batch with `explain.probe` before it is trained on, and print the report.
+            The search takes at most about 10 seconds. It is left out if several processes train.
 
     Raises:
         NotFiniteError: from `trainer.train()`, before the optimizer uses the gradient. The report names the step. The
@@ -35,6 +40,9 @@ class ExplainCallback(TrainerCallback):
         trainer = Trainer(model, args, train_dataset=data, callbacks=[ExplainCallback()])
         trainer.train()
     """
+
+    def __init__(self, probe: bool = False) -> None:
+        self.probe = probe
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decorate the method."""
@@ -61,7 +69,7 @@ class ExplainCallback(TrainerCallback):
 
 class _TrainingStep(ExplainedMethod):
     def __init__(self, callback: ExplainCallback, trainer: Trainer, model: Any) -> None:
-        super().__init__(trainer, "training_step", model)
+        super().__init__(trainer, "training_step", model, probe if callback.probe else None)
         self.callback = callback
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,6 +78,14 @@ class _TrainingStep(ExplainedMethod):
         # A training ended by an exception outside of its steps, and the callback was removed since.
         put_back(self.owner, self.name)
         return self.method(*args, **kwargs)
+
+    def loss_fn(self, model: Any, batch: Any, *args: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        def loss(batch: Any) -> Any:
+            model.train()  # as `training_step` does
+            with self.owner.compute_loss_context_manager():
+                return self.owner.compute_loss(model, batch)
+
+        return loss, (self.owner._prepare_inputs(batch),)
 
     def notes(self, loss: Any) -> Iterator[str]:
         yield f"the Trainer stopped at global_step {self.owner.state.global_step}"

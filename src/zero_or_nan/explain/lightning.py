@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from .probe.probing import probe
 from .training.methods import ExplainedMethod, put_back
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
@@ -35,6 +37,11 @@ class ExplainCallback(*_callback_classes()):  # type: ignore[misc]
     `explain.on_failure`: `training_step`, backward, clipping and the step of the optimizer. If gradients are
     accumulated, each batch is checked. Manual optimization needs nothing else.
 
+    Args:
+        probe: search the loss of the first batch with `explain.probe` before it is trained on, and print the report.
+            The search takes at most about 10 seconds. It is left out if several processes train, or if the module
+            optimizes manually, because its `training_step` returns no loss then.
+
     Raises:
         NotFiniteError: from `trainer.fit()`, before the optimizer uses the gradient. The report names the step, the
             epoch and the batch.
@@ -47,10 +54,14 @@ class ExplainCallback(*_callback_classes()):  # type: ignore[misc]
         trainer.fit(model, data)
     """
 
+    def __init__(self, probe: bool = False) -> None:
+        super().__init__()
+        self.probe = probe
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Decorate the methods."""
         for loop in _optimization(trainer):
-            _Run(loop, "run", pl_module)
+            _Run(loop, "run", pl_module, probe if self.probe and pl_module.automatic_optimization else None)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Put the methods back."""
@@ -76,6 +87,19 @@ class _Run(ExplainedMethod):
     def restore(self, counts: Any) -> None:
         for count, kept in counts:
             count.load_state_dict(kept)
+
+    def loss_fn(self, *args: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        def loss(*inputs: Any) -> Any:
+            with self.owner.trainer.precision_plugin.train_step_context():
+                return self.model.training_step(*inputs)
+
+        return loss, (*args[-1].values(),)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        with super().aside():
+            self.model.log = self.model.log_dict = lambda *args, **kwargs: None
+            yield
 
     def loss_of(self, result: Any) -> Any:
         return (result or {}).get("loss")

@@ -29,8 +29,25 @@ from torch.autograd.function import BackwardCFunction
 
 from .graph import KINDS, Graph, function_of
 
-FORMULAS: list[ast.expr] = []
-"""What is ahead of a node that fills in zeros, by the names of the functions, as in "MaskedFill(Div(Norm))"."""
+_Formula = tuple[str, tuple[Any, ...]] | None
+"""The name of a function, and what is ahead of it. None is a missing gradient."""
+
+FORMULAS: dict[str, list[Sequence[_Formula]]] = {"MaskedFill": [], "Where": []}
+"""What is ahead of a node that fills in zeros, by the node's function."""
+
+
+def add_formula(written: str) -> None:
+    """Add a node that fills in zeros, and what is ahead of it, as in "MaskedFill(Div(Norm))"."""
+
+    def parsed(part: Any) -> _Formula:
+        if isinstance(part, ast.Constant):
+            return None
+        function, ahead = (part.func, part.args) if isinstance(part, ast.Call) else (part, [])
+        return ast.unparse(function), tuple(map(parsed, ahead))
+
+    name, ahead = parsed(ast.parse(written, mode="eval").body) or ("", ())
+    FORMULAS[name].append(ahead)
+
 
 _KEY = "zero_or_nan: whether a derivative formula fills in the zeros of this node"
 _EVER = False
@@ -80,8 +97,14 @@ def mark_formula(node: Any, selects: bool, results: Iterable[Any], arriving: Ite
 def mark_formulas(graph: Graph) -> None:
     """Mark the nodes of formulas that plain PyTorch recorded in this graph."""
     choosing = [node for node in graph if type(node) in _CONDITIONS and not is_fill(node)]
-    for node in _computed_in_cpp([node for node in choosing if any(_is_like(node, each) for each in FORMULAS)]):
+    for node in _computed_in_cpp([node for node in choosing if fills_in(node)]):
         _mark(node)
+
+
+def fills_in(node: Any) -> bool:
+    """True if a node that chooses is like a formula."""
+    ahead = [ahead for ahead, _ in node.next_functions]
+    return any(_are_like(ahead, formula) for formula in FORMULAS[function_of(node.name())])
 
 
 def _maker(thing: Any) -> Any:
@@ -94,19 +117,21 @@ def _mark(node: Any) -> None:
     node.metadata[_KEY] = True
 
 
-def _is_like(node: Any, formula: ast.expr) -> bool:
-    """True if the functions of a formula are found from this node on. None in a formula is a missing gradient."""
-    if isinstance(formula, ast.Constant):
-        return node is None
-    if node is None:
-        return False
-    name, parts = (formula.func, formula.args) if isinstance(formula, ast.Call) else (formula, [])
-    ahead = [ahead for ahead, _ in node.next_functions]
-    if isinstance(name, ast.Name) and name.id == function_of(node.name()):
-        if any(isinstance(part, ast.Constant) for part in parts):  # then the order counts
-            return len(ahead) == len(parts) and all(map(_is_like, ahead, parts))
-        return all(any(_is_like(each, part) for each in ahead) for part in parts)
-    return function_of(node.name()) in _RESHAPING and any(_is_like(each, formula) for each in ahead)
+def _is_like(node: Any, formula: _Formula) -> bool:
+    """True if the functions of a formula are found from this node on."""
+    if node is None or formula is None:
+        return node is formula
+    name = function_of(node.name())
+    if name == formula[0]:
+        return _are_like([ahead for ahead, _ in node.next_functions], formula[1])
+    return name in _RESHAPING and any(_is_like(ahead, formula) for ahead, _ in node.next_functions)
+
+
+def _are_like(ahead: Sequence[Any], parts: Sequence[_Formula]) -> bool:
+    """The same for the nodes ahead of a node. If a gradient is missing, the order counts."""
+    if None in parts:
+        return len(ahead) == len(parts) and all(map(_is_like, ahead, parts))
+    return all(any(_is_like(each, part) for each in ahead) for part in parts)
 
 
 def _condition(node: Any) -> Any:

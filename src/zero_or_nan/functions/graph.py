@@ -95,7 +95,16 @@ def forward_class(node: Any) -> Any:
 def is_region(node: Any) -> bool:
     """True if a node is the backward of a compiled region."""
     forward = getattr(node, "_forward_cls", None)  # no call of `forward_class`: explain asks this of each node
-    return forward is not None and forward.__name__ == "CompiledFunction" and forward.__module__.startswith("torch.")
+    return forward is not None and _is_of_region(forward)
+
+
+def regions_exist() -> bool:
+    """True if a function was compiled whose backward is a region. If not, no graph needs to be searched for one."""
+    return any(map(_is_of_region, torch.autograd.Function.__subclasses__()))
+
+
+def _is_of_region(forward: type) -> bool:
+    return forward.__name__ == "CompiledFunction" and forward.__module__.startswith("torch.")
 
 
 @functools.cache
@@ -124,13 +133,18 @@ engine_run: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the run of PyTorch's engine that this thread works for; -1 outside of all runs."""
 
 
+engine: Any = torch.autograd.Variable._execution_engine
+"""PyTorch's engine."""
+
+_LEAF = torch.zeros((), requires_grad=True, device="cpu")
+_here = threading.local()
+_LEAF.register_hook(lambda gradient: setattr(_here, "run", engine_run()))  # type: ignore[no-untyped-call]
+
+
 def runs_of_the_engine() -> int:
     """How many runs PyTorch's engine has begun, in all threads. To find out, this function starts one, which counts."""
-    found: list[int] = []
-    leaf = torch.zeros((), requires_grad=True, device="cpu")
-    leaf.register_hook(lambda gradient: found.append(engine_run()))  # type: ignore[no-untyped-call]
-    torch.autograd.grad(leaf, leaf)
-    return found[0]
+    engine.run_backward((_LEAF,), (_LEAF.detach(),), False, False, (_LEAF,), True, False)
+    return _here.run  # type: ignore[no-any-return]
 
 
 TELLS_OF_HOOKS = hasattr(torch.autograd.SavedTensor, "unpack_hook")  # type: ignore[attr-defined]

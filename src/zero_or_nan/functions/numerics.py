@@ -45,6 +45,7 @@ class Numerics:
         makes: "numbers" if the function computes; "nothing" if the result has the memory of an argument, or no floats;
             "data" if the function brings in numbers from elsewhere; "memory" if it leaves the memory as it is.
         replaces: whether the function computes nothing, in place, from what it overwrites.
+        compares: whether the function compares a prediction with a target.
         updates: whether optimizers call the function in place.
         written: how to write the call with signs: "{} + {}". Without it, the call is written `name(a, b)`.
         written_scaled: the same with a last operand, `alpha` or `value`, by which the function multiplies.
@@ -70,6 +71,7 @@ class Numerics:
     needs_one: bool = False
     makes: Literal["numbers", "nothing", "data", "memory"] = "numbers"
     replaces: bool = False
+    compares: bool = False
     updates: bool = False
     written: str = ""
     written_scaled: str = ""

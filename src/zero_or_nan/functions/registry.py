@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from ..masks.cotangent import Cotangent, mask_of, prefer_exact, unwrap, wrap
 from ..masks.mask import full
 from ..masks.numbers import any_nan
 from .authoring import checked, result_check
-from .fills import FORMULAS
+from .fills import add_formula
 from .graph import NODES
 from .record import FUNCTIONS, GENERATED, RULES, RULES_OF_SPARSE, TRANSFERS, Derivative, Function, Rule, Transfer
 
@@ -103,7 +102,8 @@ def function(
         raise ValueError(f"{taken[0]} has a record already: {FUNCTIONS[taken[0]]}")
     # On an older release, the other record of a name holds.
     FUNCTIONS.update((key, record) for key in keys if key not in taken)
-    FORMULAS.extend(ast.parse(formula, mode="eval").body for formula in record.fills)
+    for formula in record.fills:
+        add_formula(formula)
     return names
 
 

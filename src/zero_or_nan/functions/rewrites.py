@@ -28,7 +28,15 @@ class Rewrite(NamedTuple):
 REWRITES: dict[str, list[Rewrite]] = {}
 """The rewrites of each function, by its name. The first that fits is the best."""
 
-OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.USub: "neg"}
+OPERATORS: dict[type, str] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.MatMult: "matmul",
+    ast.Div: "div",
+    ast.Pow: "pow",
+    ast.USub: "neg",
+}
 """The names of the functions that operators call."""
 
 

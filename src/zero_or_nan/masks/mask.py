@@ -220,7 +220,7 @@ def full(mask: Mask, like: Tensor) -> Tensor:
 
 def everywhere(counts: bool, like: Tensor) -> Tensor:
     """A mask with the same bool at every element: one byte, expanded to the shape of a tensor."""
-    return torch.tensor(counts, device=like.device).expand(like.shape)
+    return torch.full((), counts, dtype=torch.bool, device=like.device).expand(like.shape)
 
 
 def expanded(mask: Mask, shape: Sequence[int]) -> Mask:

@@ -1,6 +1,7 @@
 """The corpora of programs and of losses: they are read from their documents, and answers are judged."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -47,6 +48,19 @@ def test_a_remedy_is_judged_by_the_right_numbers(source, remedy):
     assert healthy.is_line_right == (remedy == "nothing") and healthy.remedy == ""
 
 
+def recorded():
+    content = json.loads((ROOT / "results" / "measured" / "first_look.json").read_text(encoding="utf-8"))
+    return {each["name"]: each for each in content["work"]}
+
+
+@pytest.mark.parametrize(
+    "program", [each for each in programs(ROOT / first_look.FILE) if each.part == "work"], ids=lambda each: each.name
+)
+def test_each_program_that_was_used_for_work_gets_its_recorded_answer(program):
+    """If an answer became better, run `make first-look`, and read the difference before you commit it."""
+    assert dataclasses.asdict(first_look.answer(program)) == recorded()[program.name]
+
+
 def test_a_finding_is_judged_by_the_line_at_fault():
     def told(line, *lines):
         found = probe.answer(Program("name", "work", (), lines, f"{INPUTS}{line}\n"))
@@ -57,11 +71,21 @@ def test_a_finding_is_judged_by_the_line_at_fault():
     assert told("return p.mean()") == (True, False, (), None, False)
 
 
+def test_a_loss_of_pytorch_has_a_script_for_its_tracker():
+    """The script runs with PyTorch alone, and fails at the loss or its gradient."""
+    scripts = probe.scripts_of_torch("Geometric(p).log_prob")
+    assert scripts
+    for script in scripts:
+        with pytest.raises(AssertionError):
+            exec(script, {})
+        assert "zero_or_nan" not in script and len(script.splitlines()) < 20
+
+
 @pytest.mark.parametrize("tool", [first_look, probe])
 def test_what_crashes_is_not_found_and_the_held_answers_stay_as_they_were(tool, monkeypatch):
     kept, name = {}, tool.__name__.rpartition(".")[2]
     key = "held" if tool is probe else "first"
-    parts = [Program(part, part, (), ("x",), "") for part in ("own", "work", "held")]
+    parts = [Program(part, part, (), ("x",), "") for part in ("own", "work", "held", "grist")]
     monkeypatch.setattr(
         corpora, "all_apart", lambda items, work, seconds, lost, told: [lost(each, "") for each in items]
     )

@@ -1,66 +1,96 @@
-"""The measurement of `explain`: it counts what a tool said, and what is recorded is good enough."""
+"""The comparison of `explain` with other tools: each says what its tool says, and what is recorded is good enough."""
 
 import json
+import re
+from textwrap import indent
 from types import SimpleNamespace
 
+import pytest
 import torch
 from scratch import ROOT
 
 from tools.measure import explained
+from tools.measure.corpora import Program
+from tools.measure.other_tools import versions
 
-CONTENT = json.loads((ROOT / "results" / "measured" / "explained.json").read_text(encoding="utf-8"))
+NOTHING, NO_LINE = "nothing", "something, but no line"
+ZERO = "x = torch.zeros(2, requires_grad=True) * 1"
+SAID = [
+    ("anomaly mode", "y = (x - 1).sqrt()", NOTHING),  # an infinity
+    ("anomaly mode", "y = (x - 1).square()\ny = y.sqrt()", "y = (x - 1).square()"),  # 0 * inf
+    ("forward hooks", "y = net(x * torch.nan)", "y = net(x * torch.nan)"),
+    ("forward hooks", "y = x - torch.tensor([0.0, torch.inf])\ny = net[1](y)", "y = net[1](y)"),  # they look at inputs
+    ("forward hooks", "y = (x * 0).sqrt()", NOTHING),
+    ("loss and parameters", "y = (x * 0).log()", NO_LINE),
+    ("loss and parameters", "y = torch.where(x < 0, (x * 100).exp(), x)", NOTHING),  # a gradient alone
+    ("loss and parameters", "net(x).sum().backward()\nnet[0].weight.data.fill_(torch.nan)\ny = x", NO_LINE),
+    ("DebugMode", "root = lambda x: (\n    x.sqrt()\n)\ny = root(x * 0)", "x.sqrt()"),  # the line that made the node
+    ("DebugMode", "y = x * 1\ntorch._foreach_div_([y], 0)", "torch._foreach_div_([y], 0)"),
+    ("DebugMode", "y = x.masked_fill(x > 0, -torch.inf)\ny = y.softmax(0)", "y = x.masked_fill(x > 0, -torch.inf)"),
+    ("DebugMode", "y = x.log()", NOTHING),
+    ("DebugUnderflowOverflow", "y = net[0](x * torch.nan)", "y = net[0](x * torch.nan)"),
+    ("DebugUnderflowOverflow", "y = (x * 0).sqrt()", NOTHING),
+]
 
 
-def program(*wants, name="one", line=7, run=lambda: None, is_report=False):
-    expected = tuple(SimpleNamespace(kind=kind, phase=phase, operator=operator) for kind, phase, operator in wants)
-    facts = {"is_report": is_report, "has_cause_to_name": False, "cause": None, "remedy": None, "fails": None}
-    return SimpleNamespace(name=name, run=run, expected=expected, lines=(line,) * len(expected), **facts)
+def program(line, at_fault="", part="work"):
+    head = "x = torch.ones(2, requires_grad=True)\nnet = nn.Sequential(nn.Linear(2, 2), nn.Softmax(0))"
+    body = indent(f"{head}\n{line}\ny.sum().backward()", "    ")
+    return Program(line + part, part, (), (at_fault,) if at_fault else (), f"def program():\n{body}\n")
+
+
+@pytest.mark.parametrize(("tool", "line", "said"), SAID)
+def test_a_tool_says_what_it_stands_for_and_leaves_nothing_behind(tool, line, said):
+    if tool not in versions():
+        pytest.skip("not installed")
+    backward, hooks = torch.autograd.backward, dict(torch.nn.modules.module._global_forward_hooks)
+    functions = torch.empty, torch.Tensor.add, torch.nn.functional.relu
+    wanted = program(line, said)
+    told = explained.told(tool, wanted)
+    assert told.anything == (said != NOTHING)
+    assert explained.is_at_fault(wanted, told) == (said not in (NOTHING, NO_LINE)), told
+    assert torch.autograd.backward is backward and not torch.is_anomaly_enabled()
+    assert torch.nn.modules.module._global_forward_hooks == hooks
+    assert functions == (torch.empty, torch.Tensor.add, torch.nn.functional.relu)
 
 
 def test_what_is_recorded_is_good_enough():
-    (clean,) = (row for row in CONTENT["rows"] if row["kind"] == "clean")
-    wrong = [row for row in CONTENT["rows"] if row["kind"] != "clean"]
-    assert sum(row["explain"]["all"] for row in wrong) == sum(row["programs"] for row in wrong) >= 150
-    assert clean["explain"] == {"said": 0, "line": 0, "all": clean["programs"]} and clean["programs"] >= 20
-    assert list(CONTENT["first"]) == list(CONTENT["now"]) and len(CONTENT["now"]) >= 60
-    for tool in CONTENT["tools"][1:]:
-        rows = [*CONTENT["rows"], *CONTENT["reports"]]
-        assert all(row[tool]["line"] <= row[tool]["said"] <= row["programs"] for row in rows)
-        assert CONTENT["versions"][tool]
+    recorded = ROOT / "results" / "measured"
+    content, first_look = (json.loads((recorded / f"{name}.json").read_text()) for name in ("explained", "first_look"))
+    ours, *others = content["rows"]
+    assert ours == explained.of_explain(first_look), "run `make explained` after `make first-look`"
+    assert [each["tool"] for each in content["rows"]] == list(explained.NAMES)
+    for half in ("work", "held"):
+        assert content["programs"][half] >= ours[half] >= max(each[half] for each in others)
+    assert ours["healthy"] == 0
 
 
-def zero_log():
-    torch.zeros(1, requires_grad=True).log().sum().backward()
-
-
-def test_first_answers_and_columns_of_tools_that_are_not_installed_stay(monkeypatch):
-    kept, line = {}, zero_log.__code__.co_firstlineno + 1
-    undefined = "undefined", "forward", "log"
-    every = [program(undefined, line=line, run=zero_log), program(name="two")]
-    every.append(program(undefined, name="three", line=line, run=zero_log, is_report=True))
-    old = {"kind": "undefined", "programs": 9, "explain": None, "torchlens": {"said": 1, "line": 1, "all": 0}}
-    recorded = {"first": {"zero_log": "-kind"}, "rows": [old], "versions": {"torchlens": "torchlens 1"}}
-    explained._programs(ROOT)
-    baselines = explained.importlib.import_module("corpus.baselines")
-    monkeypatch.setattr(baselines, "versions", lambda: {"anomaly mode": "torch 2"})
-    monkeypatch.setattr(explained, "_programs", lambda root: every)
-    monkeypatch.setattr(explained, "read", lambda *_: recorded)
+def test_each_tool_is_counted_and_one_that_is_not_installed_keeps_its_row(monkeypatch):
+    kept, root, mask = {}, "y = (x - 1).sqrt()", "y = x.masked_fill(x > 0, -torch.inf).softmax(0)"
+    every = [
+        program(root, root),
+        program("y = x.log()", "y = x"),
+        program("1 / 0", "1 / 0"),
+        program(root, root, "held"),
+    ]
+    ours = [
+        {"remedy": remedy, "is_line_right": is_right, "is_kind_right": True}
+        for remedy, is_right in (("works", True), ("", False))
+    ]
+    records = {
+        "first_look": {"work": ours[:1], "first": ours},
+        "explained": {"rows": [{"tool": "torchlens", "version": "torchlens 1", "work": 7, "held": 8, "healthy": 9}]},
+    }
+    monkeypatch.setattr(explained, "versions", lambda: {"DebugMode": "torch 2"})
+    monkeypatch.setattr(explained, "programs", lambda path: [*every, program("y = x"), program(mask)])
+    monkeypatch.setattr(explained, "read", lambda project, name: records[name])
     monkeypatch.setattr(explained, "keep", lambda project, name, content: kept.update(content))
     explained.explained(SimpleNamespace(root=ROOT))
-    assert kept["first"] == {"zero_log": "-kind"} and kept["now"] == {"zero_log": "+kind +line +all +remedy"}
-    assert explained.summed(kept["now"])["all"] == "1 of 1" and explained.summed(kept["first"])["kind"] == "0 of 1"
-    undefined, clean = kept["rows"]
-    assert (undefined["programs"], clean["programs"]) == (1, 1) and undefined["torchlens"] == old["torchlens"]
-    assert undefined["explain"] == {"said": 1, "line": 1, "all": 1} and clean["explain"]["all"] == 1
-    assert kept["tools"] == ["explain", "anomaly mode", "torchlens"]
-
-
-def test_a_crash_and_a_wrong_kind_are_failures():
-    def crash(*_):
-        raise RuntimeError
-
-    assert explained._told(crash, program()) == explained._explained(program(run=crash)) == (False, False, False)
-    wrong = program(("overflow", "forward", "log"), line=zero_log.__code__.co_firstlineno + 1, run=zero_log)
-    assert explained._explained(wrong) == (True, True, False)
-    two = program(("undefined", "forward", "log"), ("overflow", "forward", "exp"))
-    assert [explained._group(each) for each in (program(), wrong, two)] == ["clean", "overflow", "several origins"]
+    assert kept["programs"] == {"work": 3, "held": 1, "healthy": 2}
+    assert kept["rows"] == [
+        {"tool": "explain", "version": "", "work": 1, "held": 1, "healthy": 1},
+        {"tool": "DebugMode", "version": "torch 2", "work": 1, "held": 1, "healthy": 1},
+        *records["explained"]["rows"],
+    ]
+    table = re.sub(r"<[^>]+>", " ", explained.shown(kept))
+    assert "torchlens (1)" in table and re.search(r"DebugMode +1 +1 +1", table)

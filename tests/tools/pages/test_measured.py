@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tools.measure import costs, costs_shown, explained, fixed, penguins
+from tools.measure import costs, costs_shown, fixed, penguins
 from tools.versions import peers
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is not recommended to create a MaskedTensor")  # it makes its own
@@ -112,29 +112,6 @@ def test_tests_of_other_projects_are_counted_and_those_that_fail_are_named():
     assert found[found.index("t::one") + 1] == "1 &lt; 2" and found[-2:] == ["ignoring &lt;x&gt;", "4"]
     html = peers.shown({"rows": [{**row, "failed": {}}]})
     assert "Tests that fail" not in html and "warns of" not in html
-
-
-def test_lines_that_tools_name_are_counted_and_so_are_false_alarms():
-    def score(said, line, everything=0):
-        return {"said": said, "line": line, "all": everything}
-
-    tools = {"explain": score(4, 4, 3), "anomaly mode": score(3, 2)}
-    rows = [{"kind": "undefined", "programs": 5, **tools}, {"kind": "overflow", "programs": 4, **tools}]
-    rows.append({"kind": "clean", "programs": 7, "explain": score(0, 0, 7), "anomaly mode": score(1, 0, 6)})
-    content = {"torch": "2", "tools": ["explain", "anomaly mode"], "rows": rows}
-    html = explained.shown(content)
-    assert "of 9 programs" in html and "In 6 of them" in html
-    found = cells(html)
-    assert found[:5] == ["tool", "undefined", "overflow", "all kinds", "false alarms on clean programs"]
-    assert found[5:10] == ["programs", *"5497"]
-    assert found[10:] == ["explain", *"4480", "anomaly mode", *"2241"]
-    first, now = {"a": "+kind -line", "b": "+kind -cause"}, {"a": "+kind +line", "b": "-kind"}
-    reports = {"reports": rows, "first": first, "now": now}
-    html = explained.shown({**content, **reports, "versions": {"anomaly mode": "tool <1>"}})
-    found = cells(html)
-    assert found.count("anomaly mode (tool &lt;1&gt;)") == 2 and "9 programs from public reports" in html
-    assert found[found.index("the kind of the first origin") :][:3][1:] == ["2 of 2", "1 of 2"]
-    assert found[found.index("the line of the first origin") :][:3][1:] == ["0 of 1", "1 of 1"]
 
 
 def test_fixed_lists_contaminated_operators_and_counts_all():

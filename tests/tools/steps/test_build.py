@@ -5,7 +5,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from importlib.metadata import version
@@ -161,7 +160,7 @@ BAD = {
     ],
     "others": [CASE, 'with case.raises("clamp first", "backward", RuntimeError):\n    raise ValueError("no")'],
     "raising": ["print(1)", "# first line\n1 / 0", "undefined_name"],
-    "hanging": ["print(1)", "import time\n\ntime.sleep(60)", "print(2)"],
+    "hanging": ["print(1)", "import time\n\ntime.sleep(600)", "print(2)"],
     "exiting": ["import os", "os._exit(1)"],
     "killed": ["import os\n\nos.kill(os.getpid(), 9)"],
     "allowed": [':tags: [raises-exception]\n\nraise RuntimeError("on purpose")'],
@@ -238,7 +237,6 @@ def test_everything_that_failed_in_any_chapter_is_told_and_nothing_else(bad):
     counts = {"fine": 0, "allowed": 0, "claims": 3, "others": 1, "raising": 2, "hanging": 1, "exiting": 1, "killed": 1}
     tails = dict(re.findall(r"^  ([\w-]+) .*?(\d FAILED|ok)$", bad[1].stdout, re.MULTILINE))
     assert tails == {name: f"{count} FAILED" if count else "ok" for name, count in counts.items()}
-    assert max(map(float, re.findall(r" ([\d.]+) s ", bad[1].stdout))) < 40  # a cell would sleep for 60
 
 
 WAIT = """\
@@ -298,7 +296,12 @@ def test_an_interrupted_build_leaves_no_process_and_goes_on_afterwards(tmp_path,
     assert states(done.stdout)["slow"] == states(done.stdout)["slower"] == "ran"
 
 
-def test_an_interrupted_renderer_goes_away_and_the_next_build_renders(book):
+def files(book: Book) -> dict[Path, bytes]:
+    every = (path for path in book.site.rglob("*") if path.is_file() and path.name != ".buildinfo")
+    return {path.relative_to(book.site): path.read_bytes() for path in every}
+
+
+def test_an_interrupted_renderer_goes_away_and_the_next_build_gives_the_same_bytes(book, built):
     wait = "p = __import__('pathlib').Path('rendering'); p.exists() or p.touch() or __import__('time').sleep(300)"
     book.edit("tools/pages/cached_pages.py", "    cached(checkout(app))\n", f"    {wait}\n    cached(checkout(app))\n")
     build = book.start("book")
@@ -309,10 +312,4 @@ def test_an_interrupted_renderer_goes_away_and_the_next_build_renders(book):
         end(book.root, build)
     done = book.run("book")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "42" in book.page("plain")
-
-
-def test_a_limit_on_the_size_of_files_is_named_in_one_line(book):
-    done = book._run("bash", "-c", f"ulimit -f 40; exec {sys.executable} -m tools book", timeout=120)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith("error: ") and "`ulimit -f`" in done.stderr and "File too large" in done.stderr
+    assert len(files(book)) > 10 and files(book) == files(built[0])

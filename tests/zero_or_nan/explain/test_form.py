@@ -28,7 +28,7 @@ def report():
 
 
 def test_names_and_arguments():
-    names = ["Finding", "NotFiniteError", "Origin", "ProbeReport", "Report", "explain"]
+    names = ["Finding", "NotFiniteError", "Origin", "ProbeReport", "Report", "Zero", "explain"]
     assert sys.modules["zero_or_nan.explain"].__all__ == names
     (on_nan,) = inspect.signature(explain).parameters.values()
     assert (on_nan.name, on_nan.default) == ("on_nan", "report")

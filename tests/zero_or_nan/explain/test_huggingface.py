@@ -118,15 +118,18 @@ def test_a_bad_batch_leaves_no_trace(make, bad, accumulated):
     assert all(same(state_of(trainer.model), state) for state in trainer.states[bad:])
 
 
+@pytest.mark.parametrize("probe", [False, True])
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3, "bf16": True}])
-def test_a_clean_training(make, options):
-    """Bit for bit as without the callback, and each batch is trained on once."""
+def test_a_clean_training(make, options, probe, capsys):
+    """Bit for bit as without the callback, and each batch is trained on once. A search of the first leaves no trace."""
 
     class Counts(Trainer):
-        calls = 0
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.calls = {"loss": []}
 
         def compute_loss(self, *args, **kwargs):
-            self.calls += 1
+            self.calls["loss"].append(1)
             return super().compute_loss(*args, **kwargs)
 
     options = {
@@ -136,11 +139,13 @@ def test_a_clean_training(make, options):
     plain = make(rows(), **options)
     plain.train()
     after = state_of(plain.model)
-    watched = make(rows(), ExplainCallback(), kind=Counts, **options)
+    watched = make(rows(), ExplainCallback(probe=probe), kind=Counts, **options)
     watched.train()
+    said = capsys.readouterr().out
+    assert probe is ("first batch: one line can fail" in said and "if all of batch['scale'] is 0:" in said)
     assert same(state_of(watched.model), after) and logs(watched) == logs(plain)
     evaluations = [logged["eval_loss"] for logged in watched.state.log_history if "eval_loss" in logged]
-    assert watched.calls == 16 + 8 * len(evaluations)
+    assert len(watched.calls["loss"]) == 16 + 8 * len(evaluations)
     assert len(evaluations) > 1 and not any(map(math.isfinite, evaluations))  # they are not what is trained on
     assert "training_step" not in vars(watched)
 

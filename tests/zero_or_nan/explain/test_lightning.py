@@ -149,17 +149,23 @@ def test_manual_optimization():
     assert same(module.state(), module.states[3])
 
 
+@pytest.mark.parametrize("probe", [False, True])
 @pytest.mark.parametrize(("model", "options"), [(Module, BAD[3][3]), (Manual, {}), (Manual, BAD[2][3])])
-def test_a_clean_training(model, options):
-    """Bit for bit as without the callback, and each batch is trained on once; a validation may be bad."""
+def test_a_clean_training(model, options, probe, capsys):
+    """Bit for bit as without the callback, and each batch is trained on once; a validation may be bad.
+
+    A search of the first batch leaves no trace. Manual optimization has no loss to search.
+    """
     options = {"val_check_interval": 2, "max_epochs": 2, **options}
-    plain, watched, trained = model(), model(), trainer(ExplainCallback(), **options)
+    plain, watched, trained = model(), model(), trainer(ExplainCallback(probe=probe), **options)
     torch.manual_seed(1)
     trainer(**options).fit(plain, loader_twice(), loader(batches(1)))
     after = plain.state()
     torch.manual_seed(1)
     trained.fit(watched, loader_twice(), loader(batches(1)))
     assert same(watched.state(), after) and watched.calls == [*range(8)] * 2 and is_put_back(trained)
+    said = "searched the loss of the first batch: one line can fail" in capsys.readouterr().out
+    assert said is (probe and model is Module)
     assert same(watched.grads(), plain.grads()) and all(torch.isfinite(value).all() for value in after)
 
 

@@ -321,6 +321,7 @@ WITH_CLOSURE = [OPTIM.SGD, OPTIM.LBFGS, Own, Twice]
 LATER = [(Twice, 1), (OPTIM.LBFGS, 1), (OPTIM.LBFGS, 4)]
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # of LBFGS in PyTorch 2.8
 @pytest.mark.parametrize("fails_at", [0, 2])
 @pytest.mark.parametrize(("make", "evaluation"), [*((make, 0) for make in WITH_CLOSURE), *LATER])
 def test_closures(make, fails_at, evaluation):

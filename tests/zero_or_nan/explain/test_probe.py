@@ -83,10 +83,26 @@ def test_the_nearest_input_is_said_in_words(distance):
 
 @pytest.mark.parametrize(
     ("loss_fn", "x"),
-    [(lambda x: (1 - x**2).sqrt().mean(), wants(0.3, -0.5, 0.9)), (lambda x: (x + 100).log().mean(), wants(3.0, -5.0))],
+    [
+        (lambda x: (1 - x**2).sqrt().mean(), wants(0.3, -0.5, 0.9)),
+        (lambda x: (x + 100).log().mean(), wants(3.0, -5.0)),
+        (lambda p: (1.5 - p).log().mean(), wants(0.3, 0.5, 0.9)),
+    ],
 )
 def test_an_input_far_from_the_example_is_not_blamed_if_float64_fails_there_too(loss_fn, x):
     assert explain.probe(loss_fn, x).ok
+
+
+def test_numbers_up_to_1_grow_only_if_they_have_a_gradient():
+    """Logits may be small at first. Data between 0 and 1 are fractions of something."""
+    x, target, weight = torch.tensor([[0.1, 0.9, 0.4]]), torch.eye(3)[:1], torch.tensor(2.0, requires_grad=True)
+    assert explain.probe(lambda x, weight: weight * softmax_log(x, target), x, weight).ok
+    assert not explain.probe(lambda x: softmax_log(x, target), x.requires_grad_()).ok
+
+
+def test_what_fails_alone_is_tried_alone():
+    """An `exp` that is too large by itself is no finding, even if its factor is 0: float64 would then give a 0."""
+    assert explain.probe(lambda x, advantage: (x.exp() * advantage).mean(), wants(1.5, -0.5), torch.randn(2)).ok
 
 
 def test_a_gradient_leads_where_no_special_input_does():

@@ -135,6 +135,10 @@ TRIALS: dict[str, Callable[[], Trial]] = {
         "undefined mean", leaf(1.0, 2.0), lambda x: x[x > 5].mean(), "loss", lambda x: 0 * x.sum(),
         keep=torch.tensor([False, False]),
     ),
+    "a target with a gap": of(
+        "bad input sub", leaf(1.0, 2.0), lambda prediction: (prediction - torch.tensor([nan, 0.5])).cumsum(0), "loss",
+        lambda x: x[1:] - 0.5, target=torch.tensor([nan, 0.5]), loss_of=torch.sub,
+    ),
     "determinant of a singular matrix": of(
         "undefined logdet", leaf([1.0, 1.0], [1.0, 1.0]), lambda a: a.logdet(), "y",
         lambda a: ((a[0, 0] + 1e-3) * (a[1, 1] + 1e-3) - a[0, 1] * a[1, 0]).log(),
@@ -436,7 +440,8 @@ SITUATIONS = {
         lambda: F.cross_entropy(leaf(1.0)[None], torch.tensor([0]), torch.zeros(1)),
     ],
     ("overflow", ""): [lambda: leaf(100.0).cosh()],
-    ("overflow", "large numbers"): [lambda: deep(leaf(1.0, 1.0)), lambda: leaf(1e25, 1.0) * 1e15],
+    ("overflow", "large numbers"): [lambda: leaf(1e25, 1.0) * 1e15],
+    ("overflow", "a growth"): [lambda: deep(leaf(1.0, 1.0))],
     ("overflow", "a slope"): [lambda: leaf(44.2).exp() ** 2],
 }  # fmt: skip
 

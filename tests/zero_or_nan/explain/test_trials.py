@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from zero_or_nan import explain
+from zero_or_nan.explain.births.arithmetic import number
 from zero_or_nan.explain.report import trial
 
 HEAD = "import torch\nimport torch.nn.functional as F\n"
@@ -17,15 +18,15 @@ HEAD = "import torch\nimport torch.nn.functional as F\n"
 
 @pytest.fixture
 def first(tmp_path, monkeypatch):
-    """Explains a program, and gives the first origin."""
+    """Explains a program, and gives the first origin, or another one."""
     monkeypatch.chdir(tmp_path)
 
-    def explained(source, head=HEAD):
+    def explained(source, head=HEAD, at=0):
         (tmp_path / "program.py").write_text(head + textwrap.dedent(source))
         linecache.checkcache()
         with explain() as report:
             ran(tmp_path / "program.py")
-        return report.origins[0]
+        return report.origins[at]
 
     return explained
 
@@ -55,6 +56,21 @@ EXACT = {  # the numbers of x, the lines that fail, and the beginning of the lin
     "softmax": ([200.0, 1.0], "p = x.softmax(-1)\nloss = -torch.log(p)[1]", "loss = -F.log_softmax(x, dim=-1)[1]"),
     "one minus": ([30.0], "p = torch.sigmoid(x)\nloss = -torch.log(1 - p).sum()", "loss = -F.logsigmoid(-x).sum()"),
     "softplus": ([100.0], "loss = torch.log(torch.exp(2 * x) + 1).sum()", "loss = F.softplus(2 * x).sum()"),
+    "likelihood by hand": (
+        [[200.0, 1.0], [1.0, 2.0]],
+        "y = torch.tensor([1, 0])\np = F.softmax(x, dim=1)\nloss = -torch.log(p[torch.arange(2), y]).mean()",
+        "loss = -F.log_softmax(x, dim=1)[torch.arange(2), y].mean()",
+    ),
+    "gathered": (
+        [[200.0, 1.0], [1.0, 2.0]],
+        "y = torch.tensor([[1], [0]])\np = x.softmax(1)\nloss = -p.gather(1, y).log().mean()",
+        "loss = -F.log_softmax(x, dim=1).gather(1, y).mean()",
+    ),
+    "mean of powers": ([200.0, 1.0], "loss = torch.log(torch.mean(torch.exp(x)))", "loss = x.flatten().logsumexp(0)"),
+    "matrix of powers": (
+        [[200.0, 1.0], [1.0, 2.0]], "loss = torch.log(torch.exp(x) @ torch.exp(x)).sum()",
+        "loss = (x.unsqueeze(-1) + x.unsqueeze(-3)).logsumexp(-2).sum()",
+    ),
     "softmax by hand": (
         [100.0, 99.0], "e = x.exp()\np = e / e.sum(0, keepdim=True)\nloss = p.square().sum()", "p = x.softmax(0)",
     ),
@@ -79,6 +95,16 @@ def test_it_gives_the_gradient_of_float64(first, tmp_path, name):
     wide = {}
     exec(HEAD + leaf(numbers, "torch.float64") + f"{source}\nloss.backward()", wide)
     torch.testing.assert_close(gradient, wide["x"].grad, rtol=1e-2 if name == "float16" else 1e-4, atol=1e-7)
+
+
+def test_what_float64_rounds_too_is_an_exact_number_all_the_same(first, tmp_path):
+    origin = first(leaf([200.0, 0.5]) + "p = x.sigmoid()\nloss = -torch.log(1 - p).sum()\nloss.backward()")
+    assert origin.kind == "overflow" and origin.exact.startswith("and its exact value is -200: float64 rounds"), origin
+    gradient = pasted(tmp_path / "program.py", origin)["x"].grad
+    torch.testing.assert_close(gradient, torch.tensor([200.0, 0.5]).sigmoid())
+    origin = first(leaf([0.0, 2.0]) + "loss = torch.logsumexp(torch.log(x), 0)\nloss.backward()")
+    assert origin.kind == "undefined" and not origin.exact, "log(0) is no number"
+    assert pasted(tmp_path / "program.py", origin)["x"].grad.tolist() == [0.5, 0.5]
 
 
 CHOICES = {
@@ -115,6 +141,117 @@ def test_no_choice_gives_a_wrong_number(first, name):
     assert "a / 0 is 0" not in origin.remedy and "the slope at 0" not in origin.remedy, origin
 
 
+HALVES = {  # lines that leave float16, and the lines that are written
+    "autocast": (
+        "layer = torch.nn.Linear(2, 2)\nlayer.weight.data = torch.eye(2) * 300\n"
+        "with torch.autocast('cpu', dtype=torch.float16):\n    q = layer(x)\n    s = q @ q.T\n"
+        "    loss = (s * 1e-6).square().sum()",
+        ['with torch.autocast("cpu", enabled=False):', "    s = q.float() @ q.T.float()"],
+    ),
+    "a module": (
+        "layer = torch.nn.Linear(2, 1).half()\nlayer.weight.data[:] = 3e4\n"
+        "s = layer(x.half() + 3)\nloss = (s.float() * 1e-6).square().sum()",
+        ["s = layer.float()((x.half() + 3).float())"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_what_leaves_float16_is_computed_in_float32_in_the_line_where_it_leaves(first, tmp_path, name):
+    source, lines = HALVES[name]
+    program = leaf([[1.0, 2.0], [0.5, 1.0]]) + f"torch.manual_seed(0)\n{source}\nloss.backward()"
+    origin = first(program)
+    assert origin.remedy.splitlines()[1:] == lines, origin
+    wide = {}
+    exec(HEAD + program.replace("dtype=torch.float16", "enabled=False").replace("half()", "float()"), wide)
+    torch.testing.assert_close(pasted(tmp_path / "program.py", origin)["x"].grad, wide["x"].grad, rtol=1e-2, atol=1e-9)
+
+
+def test_calls_run_again_under_the_autocast_that_they_had(first):
+    """Autocast computes a product of half precision in float32."""
+    source = "with torch.autocast('cpu', dtype=torch.bfloat16):\n    q = F.linear(x, torch.full((12, 1), 1e-5))\n"
+    origin = first(leaf([[1.0]]) + source + "    loss = torch.prod(q).log()\nloss.backward()")
+    assert "prod in line 6 is 1e-60" in origin.exact, origin
+
+
+NOT_IN_FLOAT32 = {
+    "what follows takes float16 alone": "s = x.half() * 4e4\nloss = F.linear(s, torch.ones(1, 2).half()).sum()",
+    "it leaves float16 once more": "s = x.half() * 4e4\nt = s * 2\nloss = t.to(torch.float16).sum() / 2",
+    "it leaves float16 after a while": "s = x.half() * 4e4\nt = (s.float() * 2).half()\nloss = t.float().sum()",
+    "another module contains this one": "net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 1)).half()\n"
+    "net[1].weight.data[:] = 6e4\ns = net(x.half())\nloss = (s.float() * 1e-6).square().sum()",
+}
+
+
+@pytest.mark.parametrize("name", NOT_IN_FLOAT32)
+def test_a_line_that_would_not_run_in_float32_is_not_written(first, name):
+    origin = first(leaf([[1.0, 2.0], [0.5, 1.0]]) + NOT_IN_FLOAT32[name] + "\nloss.backward()")
+    assert origin.dtype == "float16" and origin.replaces is None, origin
+
+
+GAPS = {  # lines with a target y that has NaN, the line that is written, and the loss by the rows that are known
+    "by hand": ("loss = ((p - y) ** 2).mean()", "loss = ((p[known] - y[known]) ** 2).mean()", "((p - y) ** 2).mean()"),
+    "in two lines, with weights": (
+        "w = torch.arange(4.0)\nloss = (w * (p - y).abs()).sum() / w.sum()",
+        "loss = (w[known] * (p[known] - y[known]).abs()).sum() / w[known].sum()",
+        "((p - y).abs() * torch.tensor([0.0, 2.0, 3.0])).sum() / 5",
+    ),
+    "a module, and a call in its line": (
+        "class Own:\n    loss = torch.nn.HuberLoss()\nloss = Own.loss(x * 1, y.view(4))",
+        "loss = Own.loss((x * 1)[known], target[known])", "((p - y) ** 2 / 2).mean()",
+    ),
+    "classes": (
+        "y = torch.stack([y, 1 - y], 1)\nq = torch.stack([p, -p], 1)\nloss = F.cross_entropy(q, y)",
+        "loss = F.cross_entropy(q[known], y[known])",
+        "-(y * F.logsigmoid(2 * p) + (1 - y) * F.logsigmoid(-2 * p)).mean()",
+    ),
+    "a mask": (
+        "m = (torch.arange(4) != 1) / 3\nloss = (F.mse_loss(p, y, reduction='none') * m).sum()",
+        "loss = (F.mse_loss(p, torch.where(y.isnan(), 0, y), reduction='none') * m).sum()", "((p - y) ** 2).mean()",
+    ),
+}  # fmt: skip
+PREDICTED = leaf([0.1, 0.2, 0.3, 0.4]) + "y = torch.tensor([0.5, torch.nan, 0.25, 0.75])\np = x * 1\n"
+KNOWN = PREDICTED + "p, y = p[[0, 2, 3]].double(), y[[0, 2, 3]].double()\n"
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_a_target_with_gaps_is_compared_where_it_is_known(first, tmp_path, name):
+    source, line, right = GAPS[name]
+    origin = first(f"{PREDICTED}{source}\nloss.backward()\n")
+    assert origin.kind == "bad input" and line in origin.remedy, origin
+    assert "two-penguins" in origin.chapter
+    reference = {}
+    exec(f"{HEAD}{KNOWN}loss = {right}\nloss.backward()", reference)
+    names = pasted(tmp_path / "program.py", origin)
+    torch.testing.assert_close(names["x"].grad, reference["x"].grad)
+    assert f"value {number(names['loss'].item())}," in origin.remedy, "it is the loss that was tried"
+
+
+NO_GAPS = {
+    "what is missing changes the others": "loss = (p - y).var()",
+    "a mean of each column": "loss = (p.view(2, 2) - y.view(2, 2)).abs().mean(0).sum()",
+    "they are used otherwise, too": "d = p.view(2, 2) - y.view(2, 2)\nloss = d.abs().mean()\nlog = d.mean(0)",
+    "features": "loss = F.mse_loss(y * x, torch.ones(4))",
+    "features that are the target, too": "loss = F.mse_loss(torch.cumsum(y, 0) * x, y)",
+    "names that are only in the line": "loss = sum(F.mse_loss(q, t) for q, t in [(p, y)])",
+    "an infinite target": "y = y.nan_to_num(torch.inf)\nloss = F.mse_loss(p, y)",
+}
+
+
+@pytest.mark.parametrize("name", NO_GAPS)
+def test_elements_that_have_no_loss_of_their_own_are_not_left_out(first, name):
+    origin = first(f"{PREDICTED}{NO_GAPS[name]}\nloss.backward()\n")
+    assert origin.kind == "bad input" and origin.replaces is None, origin
+    is_of_data = name in ("features", "features that are the target, too", "an infinite target")
+    assert ("target" in origin.remedy) != is_of_data, origin
+
+
+def test_each_target_has_its_own_line(first):
+    source = "t = torch.tensor([torch.nan, 1, 1, 1])\none = F.mse_loss(p, y)\nloss = one + F.l1_loss(p, t)"
+    lines = [first(f"{PREDICTED}{source}\nloss.backward()\n", at=at).remedy.splitlines()[-1] for at in (0, 1)]
+    assert lines == ["one = F.mse_loss(p[known], y[known])", "loss = one + F.l1_loss(p[known], t[known])"]
+
+
 def test_a_number_that_was_lost_is_named(first):
     origin = first(leaf([-110.0, 1.0]) + "std = F.softplus(x)\nz = torch.ones(2) / std\nz.sum().backward()")
     lost = "softplus(-110) in line 4 is 1.68891e-48, and float32 has nothing so small and gives 0"
@@ -128,6 +265,15 @@ def test_a_bound_is_no_remedy_but_advice(first):
     origin = first(leaf([100.0, 1.0]) + "loss = x.exp().sum()\nloss.backward()")
     assert origin.exact == "and its exact value is 2.68812e43: float32 ends at 3.4e38"
     assert origin.replaces is None and origin.remedy.splitlines()[-1] == "# loss = x.clamp(max=20).exp().sum()"
+
+
+def test_a_line_that_makes_numbers_larger_each_time_is_no_line_to_rewrite(first):
+    source = "h = x * 1\nfor _ in range(60):\n    h = h * 1e4\nloss = h.sum()\nloss.backward()"
+    origin = first(leaf([1.0, 2.0]) + source)
+    assert origin.exact.endswith("the calls of this line before it gave up to 2e28, 2e32, 2e36"), origin
+    assert "normalize between layers" in origin.remedy and "exploding" in origin.chapter
+    origin = first(leaf([1.0, 2.0]) + source.replace("1e4", "(-1e39 if h.max() > 1 else 1)"))
+    assert "this line before" not in origin.exact
 
 
 def test_a_number_that_was_only_rounded_is_known_to_exist(first):
@@ -187,6 +333,6 @@ def test_calls_that_refuse_to_run_again_get_advice(first, monkeypatch):
     def refused(chains):
         raise RuntimeError("once only")
 
-    monkeypatch.setattr(trial, "_advice", refused)
+    monkeypatch.setattr(trial, "lost_on_the_way", refused)
     origin = first(leaf([0.0]) + "x.log().sum().backward()")
     assert origin.replaces is None and origin.remedy.startswith("# the numbers of this call are not known any more")

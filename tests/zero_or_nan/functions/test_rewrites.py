@@ -12,8 +12,12 @@ EVERY = [each for rewrites in REWRITES.values() for each in rewrites]
 CALLED = {name: getattr(torch, name) for name in "abs acos asin atan atanh exp log log10 log1p log2 logit".split()}
 CALLED |= {name: getattr(torch, name) for name in "neg prod rsqrt sigmoid softmax sqrt square sum tanh".split()}
 CALLED |= {name: getattr(F, name) for name in "cross_entropy ctc_loss kl_div nll_loss normalize".split()}
-CALLED |= {name: getattr(torch, name) for name in "mean std var".split()}
-CALLED |= {"det": torch.det, "norm": lambda x, dim=None: x.norm(dim=dim, keepdim=dim is not None)}
+CALLED |= {name: getattr(torch, name) for name in "cumsum gather logsumexp matmul mean std var".split()}
+CALLED |= {
+    "getitem": lambda x, i: x[i],
+    "det": torch.det,
+    "norm": lambda x, dim=None: x.norm(dim=dim, keepdim=dim is not None),
+}
 
 
 def text(each):
@@ -36,10 +40,14 @@ def test_it_computes_the_same(each):
     keepdim = "/" in text(each) and "sum" in text(each)
     names = {"dim": -1, "keepdim": keepdim, "p": 3.0 if "**" in text(each) else None, "r": "sum", "i": -100, "d": 1}
     names["target"], names["targets"] = torch.tensor([0, 2, 1]), torch.tensor([[1], [2], [1]])
+    if "gather" in text(each) or "getitem" in text(each):
+        names["i"] = names["targets"]
     names["n"] = names["m"] = torch.ones(3, dtype=torch.long)
     tensors = [name for name in sorted(used) if name not in names or name == "p" and "**" not in text(each)]
     values = {name: torch.rand(3, 3, generator=generator, dtype=torch.float64) * 0.8 + 0.1 for name in tensors}
     pattern = text(each).replace("sum(exp(a), dim)", "sum(exp(a), dim, keepdim=True)")
+    if "1 - exp" in pattern:
+        values["x"].neg_()
     if "ctc" in pattern:
         values["x"] = values["x"][None].log_softmax(-1)
     for by_pattern, by_code in zip(outcome(pattern, names, values), outcome(each.code, names, values), strict=True):

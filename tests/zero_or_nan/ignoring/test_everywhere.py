@@ -59,6 +59,24 @@ def test_what_is_overwritten_through_a_view_is_ignored(view, overwritten):
     assert x.grad.tolist() == [0.0, 9.0, 0.0]
 
 
+def test_what_is_overwritten_through_a_complex_view_of_real_numbers_is_ignored():
+    x = torch.tensor([[0.0, 4.0], [1.0, 0.0]], requires_grad=True)
+    y = x.sqrt().clone()
+    torch.view_as_complex(y[0]).fill_(3.0)
+    ignoring.backward(y[0].sum() + y[1, 0])
+    assert x.grad.tolist() == [[0.0, 0.0], [0.5, 0.0]]
+
+
+def test_what_is_written_into_a_slice_keeps_its_mask():
+    """The slice was overwritten, and what was written there counts."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    y = x * 1
+    y[0] = x[0] * 0
+    (gradient,) = ignoring.grad(torch.where(y < 4, y, 0.0).sum(), x, ignored="masked")
+    assert gradient.get_data().tolist() == [[0.0, 0.0], [1.0, 0.0]]
+    assert gradient.get_mask().tolist() == [[True, True], [True, False]]
+
+
 FORMS = {
     "transposed": lambda x: x.t(),
     "strided": lambda x: x[:, ::2],

@@ -13,6 +13,7 @@ from tensors import leaf
 from zero_or_nan import ignoring
 from zero_or_nan.functions import graph as lifetimes
 from zero_or_nan.ignoring.engine import attach as threads
+from zero_or_nan.masks.cotangent import Cotangent
 
 DEEP = lifetimes.DEEP + 10
 
@@ -133,3 +134,18 @@ def test_what_is_stashed_inside_of_a_pass_is_given_back_once(monkeypatch):
     y.register_hook(lambda gradient: threads.set_current(None))
     y.sum().backward()
     assert sys.getrefcount(nobody) == before and kept
+
+
+def test_a_write_into_a_slice_leaves_no_cotangent_for_the_garbage_collector():
+    """A program may write into hundreds of slices of a large tensor."""
+    gc.collect()
+    gc.disable()
+    try:
+        x = torch.ones(3, 2, requires_grad=True)
+        y = x * 1
+        y[0] = x[0].log()
+        torch.view_as_complex(y[1]).mul_(2)
+        ignoring.grad(torch.where(y > 0.5, y, 0.0).sum(), x)
+        assert not any(type(thing) is Cotangent for thing in gc.get_objects())
+    finally:
+        gc.enable()

@@ -5,9 +5,11 @@ from itertools import product
 import pytest
 import torch
 from sample import sample
+from tensors import bits
 from torch import nn
 
 from zero_or_nan import ignoring
+from zero_or_nan.functions import registry
 
 BAD = {"nan": float("nan"), "inf": float("inf"), "3e38": 3e38}
 
@@ -176,6 +178,22 @@ def test_a_loss_of_the_good_rows(name):
 
     wanted = run(torch.autograd.backward, rows)
     assert agree(run(ignoring.backward, *spoiled([rows], 2, BAD["nan"])), wanted)
+
+
+def test_a_frozen_batch_norm_has_the_same_bits_whatever_an_ignored_pixel_is(monkeypatch):
+    """The rest of the sample is used. No decomposition is needed, which takes longer."""
+    monkeypatch.setattr(registry, "_decompositions", None)
+    torch.manual_seed(0)
+    norm, images = nn.BatchNorm2d(3).eval(), torch.randn(4, 3, 5, 5)
+    used = torch.ones(images.shape, dtype=torch.bool)
+    used[1, 2, 3, 4] = False
+
+    def gradients(pixel, grad):
+        leaf = torch.where(used, images, pixel).requires_grad_()
+        return grad(torch.where(used, norm(leaf), 0.0).square().sum(), [leaf, *norm.parameters()])
+
+    ours = gradients(float("nan"), ignoring.grad)
+    assert list(map(bits, ours)) == list(map(bits, gradients(0.0, torch.autograd.grad)))
 
 
 def test_batch_normalisation_in_training_mixes_rows_and_stays_nan():

@@ -117,6 +117,15 @@ def test_a_network_is_harmless_only_if_it_is_clean(build, monkeypatch):
     assert [bits(g) for g in ours] == [bits(g) for g in theirs]
 
 
+@tells
+@pytest.mark.parametrize("target", [0, -100])
+def test_a_loss_that_is_no_mean_divides_by_no_total_weight(target):
+    scores, targets = leaf([1.0, 2.0]), torch.tensor([target])
+    for reduction in ("none", "sum"):
+        assert graph_is_safe(F.cross_entropy(scores, targets, reduction=reduction).sum())
+    assert graph_is_safe(F.cross_entropy(scores, targets)) == (target == 0)
+
+
 # Many nodes.
 
 

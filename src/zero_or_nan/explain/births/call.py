@@ -39,13 +39,23 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Call(NamedTuple):
-    """A call of a function by the user's code."""
+    """A call of a function by the user's code.
+
+    Attributes:
+        func, args, kwargs: the function, and what it was called with.
+        name: the public name of the function.
+        place: where it was called.
+        casts: the dtype to which autocast casts operands; None if it is off.
+        is_cast: whether the program casts the result, too, though the result has that dtype already.
+    """
 
     func: Any
     name: str
     place: Place
     args: Any = ()
     kwargs: Any = MappingProxyType({})
+    casts: torch.dtype | None = None
+    is_cast: bool = False
 
     @property
     def plan(self) -> Plan:
@@ -55,6 +65,21 @@ class Call(NamedTuple):
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""
         return list(tensors_in((self.args, self.kwargs)))
+
+    def is_again(self, other: Call) -> bool:
+        """Whether another call comes from the same place in the code."""
+        return self.place == other.place and self.name == other.name
+
+    def is_beside(self, other: Call) -> bool:
+        """Whether another call is in the same line."""
+        return self.place.code is other.place.code and self.place.line == other.place.line
+
+    def again(self, args: Any, kwargs: Any) -> Any:
+        """The results with these arguments, under the autocast of this call."""
+        if self.casts is None:
+            return self.func(*args, **kwargs)
+        with torch.autocast(self.tensors()[0].device.type, dtype=self.casts):
+            return self.func(*args, **kwargs)
 
     def infinite_number(self) -> float | None:
         """The first argument, not in a tensor, that is a NaN or an infinity."""
@@ -74,6 +99,12 @@ class Call(NamedTuple):
         except Exception:
             return None
         return alone if alone is not None and alone.shape == like.shape else None
+
+
+def casts_on(device: str) -> torch.dtype | None:
+    """The dtype to which autocast casts on a type of device now; None if it is off, or if the device has none."""
+    is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_on else None
 
 
 def in_order(call: Call) -> list[Any]:

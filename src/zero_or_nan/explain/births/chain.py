@@ -45,9 +45,18 @@ class Chain:
         found = self.made.get(id(tensor))
         return None if found is None else found[1]
 
-    def tensors(self) -> list[Tensor]:
-        """All operands in the chain."""
-        return [*self.call.tensors(), *(tensor for _, call in self.made.values() for tensor in call.tensors())]
+    def calls(self) -> list[Call]:
+        """The calls, the last one first."""
+        return [self.call, *(call for _, call in reversed(self.made.values()))]
+
+    def without_autocast(self, line: Call) -> Chain:
+        """The chain with all calls of a line as they are outside of autocast."""
+
+        def plain(call: Call) -> Call:
+            return call._replace(casts=None) if call.is_beside(line) else call
+
+        made = {key: (tensor, plain(call)) for key, (tensor, call) in self.made.items()}
+        return Chain(plain(self.call), made, self.wanted)
 
     def checked(self) -> Chain:
         """The chain without calls that do not give, run again, what they gave."""
@@ -76,7 +85,7 @@ class Chain:
             return dtype if isinstance(thing, torch.dtype) and dtype is not None and thing.is_floating_point else thing
 
         args, kwargs = tree_map(computed, (tuple(call.args), dict(call.kwargs)))
-        result = call.func(*args, **kwargs)
+        result = call.again(args, kwargs) if dtype is None else call.func(*args, **kwargs)
         is_float = isinstance(result, Tensor) and result.is_floating_point()
         return result.to(dtype) if is_float and dtype is not None else result  # it may have been made from no tensor
 
@@ -148,7 +157,7 @@ def _gives(call: Call, result: Tensor) -> bool:
     """Whether a call gives the same once more."""
     try:
         with rerun():
-            again = call.func(*on_copies(call.args), **on_copies(call.kwargs))
+            again = call.again(on_copies(call.args), on_copies(call.kwargs))
         return (
             isinstance(again, Tensor)
             and again.dtype is result.dtype

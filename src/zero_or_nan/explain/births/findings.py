@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 from torch import Tensor
 
+from ...functions.numerics import numerics_of
 from ...ignoring.inside import (
     REPORT,
     TELLS_OF_HOOKS,
@@ -30,7 +31,7 @@ from ...ignoring.inside import (
 from ..program.code import Place, is_recomputed, printable
 from ..program.tensors import BadElements, address, bad_numbers_of, memory, tensors_in
 from .call import Call
-from .chain import Chain, chain_of
+from .chain import DEPTH, Chain, chain_of
 from .provenance import Birth, Provenance, Provenances, all_births
 
 T = TypeVar("T")
@@ -43,8 +44,7 @@ MOST_CALLS = 2000
 MOST_BYTES = 1 << 28
 """The size of the operands that are kept."""
 
-AFTER = 3
-"""The number of calls after one of which each may be part of the same formula."""
+_CONVERSIONS = {"half", "to", "type", "type_as"}
 
 COMPILED = "torch.compile"
 """The name of a compiled region in a report, if nothing inside of it is known."""
@@ -150,9 +150,14 @@ class Step(NamedTuple):
 
 
 class History:
-    """The last calls of a block, by their results and by the nodes of these."""
+    """The last calls of a block, by their results and by the nodes of these.
 
-    def __init__(self) -> None:
+    Args:
+        provenances: those of all tensors.
+    """
+
+    def __init__(self, provenances: Provenances) -> None:
+        self._provenances = provenances
         self._steps: OrderedDict[int, Step] = OrderedDict()
         self._by_node: dict[Any, Step] = {}
         self._births: WeakKeyDictionary[Birth, Step] = WeakKeyDictionary()
@@ -163,6 +168,10 @@ class History:
         tensors = call.tensors()
         size = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
         if not tensors or size > MOST_BYTES // 8 or result.is_inference():
+            return
+        if any(result is tensor for tensor in tensors):
+            if call.name in _CONVERSIONS and (step := self.of(result)) is not None:
+                self._steps[id(result)] = step._replace(call=step.call._replace(is_cast=True))
             return
         self._drop(id(result))
         self._steps[id(result)] = step = Step(call, weakref.ref(result), node, size)
@@ -204,14 +213,32 @@ class History:
         step = self._births.pop(birth, None)
         if step is None:
             return []
+        return self._chains_from(step)[::-1]
+
+    def _chains_from(self, step: Step) -> list[Chain]:
+        """A call, and the first that used its result, each with the calls before it. In order of time."""
         found, results = [step], {id(step.result())}
         for later in self._steps.values():
-            if any(id(tensor) in results for tensor in later.call.tensors()):
+            if len(found) <= DEPTH and any(id(tensor) in results for tensor in later.call.tensors()):
                 found.append(later)
                 results.add(id(later.result()))
-            if len(found) > AFTER:
-                break
-        return [chain_of(each.call, self._call_of) for each in reversed(found)]
+        return [chain_of(each.call, self._call_of) for each in found]
+
+    def comparison(self, birth: Birth) -> list[Chain]:
+        """The call that compares a target with a prediction, and those that used its result, if the target has a birth.
+
+        The target is data: it has no gradient. The prediction is finite, has the same shape, and has a gradient.
+        """
+        for step in self._steps.values():
+            tensors = step.call.tensors() if numerics_of(step.call.name).compares else []
+            for target in tensors:
+                provenance = None if target.requires_grad else self._provenances.of(target)
+                if provenance is None or birth not in provenance or not bool(target.isnan().any()):
+                    continue
+                others = [each for each in tensors if each.shape == target.shape and each.requires_grad]
+                if others and all(bad_numbers_of(each) is None for each in others):
+                    return self._chains_from(step)
+        return []
 
     def clear(self) -> None:
         self._steps.clear()
@@ -244,7 +271,7 @@ class Findings:
         self.unconsumed: dict[int | None, Provenance] = {}
         self.bad = BadElements()
         self.carries = False
-        self.history = History()
+        self.history = History(self.provenances)
         self.compiled_at: Place | None = None
         self.in_compiled = False
 

@@ -1,4 +1,4 @@
-"""The inputs that are tried: zeros, equal rows, an empty mask, a batch of one row, numbers that have grown.
+"""The inputs that are tried: zeros, equal rows, an empty mask, padding, a batch of one row, numbers that have grown.
 
 Each input keeps its kind: labels stay labels, and a row of probabilities sums to 1. A search that ignores this blames
 losses for inputs that they never get. What is likely comes first, and two inputs change together only after each has
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -23,13 +24,17 @@ Kind = Literal[
 ]  # fmt: skip
 """What the numbers of a tensor are:
 
-- flags: bools. labels: integers, of the range that the example has. choices: at most two different floats, 0 and 1 or
-  -1 and 1. counts: whole numbers from 0 on.
+- flags: bools. labels: integers, of the range that the example has; they may be lengths too. choices: at most two
+  different floats, 0 and 1, -1 and 1, or 0 and -inf. counts: whole numbers from 0 on.
 - distributions: rows that are at least 0, and sum to 1. log-distributions: their logarithms. directions: rows of
   length 1.
-- fractions: between 0 and 1. positives: larger than 0. numbers: all other floats.
+- fractions: between 0 and 1. Those with a gradient may grow, because what a model gives may start small.
+- positives: larger than 0. numbers: all other floats.
 - fixed: what is not changed, such as complex and empty tensors.
 """
+
+MASKS = ("flags", "choices", "labels")
+"""The kinds that may leave out elements of other inputs."""
 
 ROWS = ("distributions", "log-distributions", "directions")
 """The kinds whose rows change as a whole."""
@@ -42,7 +47,7 @@ FACTORS = (10.0, 100.0, 1e4)
 _ROUNDED = 2e-3
 """How far the sum or the length of a row may be from 1."""
 
-_MOST_PAIRS = 300
+_MOST_PAIRS = 1000
 _MOST_LABELS = 10_000
 _MOST_VALUES = 6
 """How many elements are looked at for the labels that appear, and how many of these fill an input."""
@@ -56,7 +61,7 @@ def kind_of(example: Tensor) -> Kind:
         return "flags" if example.dtype is torch.bool else "labels"
     values = example.detach().double()
     if not bool(values.isfinite().all()):
-        return "fixed"
+        return "choices" if bool(((values == 0) | (values == -math.inf)).all()) else "fixed"
     has_rows = values.dim() > 0 and values.shape[-1] > 1
     low, high = values.min().item(), values.max().item()
     is_binary = values.dim() > 0 and bool(((values == 0) | (values.abs() == 1)).all())
@@ -81,7 +86,7 @@ def _is_one(numbers: Tensor) -> bool:
 
 def is_within(kind: Kind, example: Tensor, found: Tensor) -> bool:
     """Whether numbers are in the range of the example: at most ten times as large; numbers up to 1 may be bounded."""
-    if kind not in ("numbers", "positives", "counts"):
+    if kind not in ("numbers", "positives", "counts", "fractions"):
         return True
     largest = float(example.detach().abs().max())
     return float(found.detach().abs().max()) <= max(1.0, largest if largest <= 1 else 10 * largest) * 1.001
@@ -143,29 +148,76 @@ class Candidate(NamedTuple):
             case = case.with_input(change.at, change.make(change.factor))
         return case
 
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """How far the parameters have grown, and the input of each change."""
+        return self.base.factor, *(change.factor for change in self.changes)
 
-def candidates(example: Case, inputs: Sequence[Input], parameters: Sequence[Input]) -> Iterator[Candidate]:
-    """All cases to try, in order: the likely ones first."""
+    def with_factor(self, at: int, factor: float) -> Candidate:
+        """The candidate with another one of these factors."""
+        if at == 0:
+            return self._replace(base=self.base._replace(factor=factor))
+        changes = [*self.changes]
+        changes[at - 1] = changes[at - 1]._replace(factor=factor)
+        return self._replace(changes=tuple(changes))
+
+
+def candidates(
+    example: Case, inputs: Sequence[Input], parameters: Sequence[Input], used: Callable[[Case], Sequence[Tensor]]
+) -> Iterator[Candidate]:
+    """All cases to try, in order: the likely ones first.
+
+    Args:
+        example, inputs, parameters: what the loss was given.
+        used: which elements of the inputs a loss depends on, by a bool for each.
+    """
     each = [
         [*_changes(at, given, [other for other in (*inputs, *parameters) if other is not given])]
         for at, given in enumerate(inputs)
     ]
-    for change in sorted(itertools.chain.from_iterable(each), key=lambda change: change.grows):
-        yield Candidate(example, (change,))
+    singles = [Candidate(example, (change,)) for change in itertools.chain.from_iterable(each)]
+    yield from (single for single in singles if not single.changes[0].grows)
+    yield from _left_out(example, inputs, each, used)
+    yield from (single for single in singles if single.changes[0].grows)
     sizes = {tensor.shape[0] for tensor in example.tensors if tensor.dim()}
     if len(sizes) == 1 and sizes not in ({0}, {1}):  # the last batch of an epoch may have one row
         yield Candidate(example.of_row(0), is_one_row=True)
     for factor in FACTORS[:2] if parameters else ():
         yield Candidate(example._replace(factor=factor))
-    pairs = [
-        pair
-        for one, other in itertools.combinations(each, 2)
-        for pair in itertools.product(one, other)
-        if not (pair[0].grows and pair[1].grows)
-    ]
+    far = [[change for change in changes if not 1 < change.factor < FACTORS[-1]] for changes in each]
+    pairs = [pair for two in itertools.combinations(far, 2) for pair in itertools.product(*two)]
     pairs.sort(key=lambda pair: pair[0].grows + pair[1].grows)
     for pair in pairs[:_MOST_PAIRS]:
         yield Candidate(example, pair)
+
+
+def _left_out(
+    example: Case, inputs: Sequence[Input], each: Sequence[Sequence[Change]], used: Callable[[Case], Sequence[Tensor]]
+) -> Iterator[Candidate]:
+    """Cases in which a mask leaves out elements, and these are what padding is: zero, or far from all others."""
+    before = used(example)
+    masks = [change for given, changes in zip(inputs, each, strict=True) if given.kind in MASKS for change in changes]
+    for mask in sorted(masks, key=lambda mask: int((mask.make(1.0) != inputs[mask.at].value).sum())):
+        case = example.with_input(mask.at, mask.make(1.0))
+        for at, (given, was, now) in enumerate(zip(inputs, before, used(case), strict=False)):
+            if bool((out := was & ~now).any()):
+                for change in _padding(at, given, out):
+                    yield Candidate(case, (change,))
+
+
+def _padding(at: int, given: Input, out: Tensor) -> Iterator[Change]:
+    """Other values of one input, where its elements are left out."""
+    name, x, kind, _ = given
+
+    def filled(value: float) -> Change:
+        return Change(at, lambda _: _filled(x, out, value))
+
+    yield from map(filled, [0.0] if kind == "positives" else _values(x, kind))
+    phrase = f"the numbers in {name} that the loss leaves out are "
+    if kind in ("numbers", "positives") and bool((x > 0).any()):  # the logarithm of a probability is never above 0
+        yield Change(at, lambda factor: _filled(x, out, factor), phrase + "{:g}", FACTORS[-1])
+    if kind == "numbers":
+        yield Change(at, lambda factor: _filled(x, out, -factor), phrase + "-{:g}", FACTORS[-1])
 
 
 def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]:
@@ -181,8 +233,10 @@ def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]
     for value in _values(x, kind):
         for part in _parts(x, kind):
             yield change(functools.partial(_filled, x, part, value))
-    if kind == "positives" and is_data and x.dim():  # a pixel without depth, a month without sales
-        for part in (0, (0,) * x.dim()):
+        if kind in MASKS and x.numel() > 1:
+            yield change(functools.partial(_all_but_one, x, value))
+    if kind == "positives" and is_data and x.dim():  # a pixel without depth, a month without sales, a batch without
+        for part in (0, (0,) * x.dim(), ...):
             yield change(functools.partial(_filled, x, part, 0.0))
     if rows > 1:
         yield change(lambda: x[:1].expand_as(x).clone(), f"all rows of {name} are equal")
@@ -192,8 +246,6 @@ def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]
             yield change(lambda: torch.full_like(x, x.flatten()[0].item()), f"the numbers in {name} are equal")
     if x.dim() > 1 and row == x.shape[-2] > 1 and kind in (*_FLOATS, "choices"):
         yield change(lambda: torch.eye(row).expand(x.shape).clone().to(x), f"{name} is the identity")
-    if kind == "labels" and 1 < x.numel() <= int(x.max() - x.min()) + 1:
-        yield change(lambda: torch.arange(x.numel()).reshape(x.shape).to(x) + x.min(), f"all of {name} are different")
     if kind in ("distributions", "directions"):  # rows with a single 1
         for axis in dict.fromkeys((0, row - 1)):
             yield change(functools.partial(_filled, torch.zeros_like(x), (..., axis), 1.0))
@@ -202,16 +254,17 @@ def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]
             yield change(functools.partial(_like, tensor, x, 1), f"{name} is equal to {other}")
             if kind in ("numbers", "directions"):
                 yield change(functools.partial(_like, tensor, x, -1), f"{name} is the opposite of {other}")
-    for factor, make, phrase in _grown(x, kind):
+    for factor, make, phrase in _grown(x, kind if kind != "fractions" or is_data else "positives"):
         yield Change(at, make, f"{name} {phrase}", factor)
 
 
 def _values(x: Tensor, kind: Kind) -> list[float]:
     """The numbers that may fill an input."""
     if kind == "choices":
-        return sorted({0.0, 1.0} if bool((x >= 0).all()) else {-1.0, 1.0})
+        return [0.0, 1.0] if bool((x >= 0).all()) else [-math.inf, 0.0] if bool(x.isinf().any()) else [-1.0, 1.0]
     if kind == "labels":
-        return x.flatten()[:_MOST_LABELS].unique().tolist()[:_MOST_VALUES] + [int(x.max())]
+        found = x.flatten()[:_MOST_LABELS].unique().tolist()
+        return [0, 1] if found == [1] else [*found[:_MOST_VALUES], int(x.max()), *[1] * (found[0] > 1)]
     values = {"flags": (False, True), "counts": (0.0,), "fractions": (0.0, 1.0), "numbers": (0.0,)}
     return [*values.get(kind, ())]
 
@@ -221,7 +274,7 @@ def _parts(x: Tensor, kind: Kind) -> Iterator[Any]:
     yield ...
     if x.dim() > 1:
         yield 0
-    if kind in ("flags", "choices") or kind == "labels" and {*x.flatten()[:_MOST_LABELS].tolist()} == {0, 1}:
+    if kind in ("flags", "choices") or kind == "labels" and {*x.flatten()[:_MOST_LABELS].tolist()} <= {0, 1}:
         if x.dim() > 1:
             yield ..., 0
         yield (0,) * x.dim()
@@ -231,6 +284,12 @@ def _filled(x: Tensor, part: Any, value: float) -> Tensor:
     changed = x.clone()
     changed[part] = value
     return changed
+
+
+def _all_but_one(x: Tensor, value: float) -> Tensor:
+    """One number in all elements but one: a mask with a single True, a row without a partner of its class."""
+    others = x != value
+    return x.masked_fill(~others | (others.flatten().cumsum(0).reshape(x.shape) > 1), value)
 
 
 def _may_be(kind: Kind, other: Kind) -> bool:

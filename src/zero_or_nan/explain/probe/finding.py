@@ -6,6 +6,7 @@ A test has about ten lines, and fails until the loss is fixed. It is run once, t
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -264,5 +265,7 @@ def _numbers(values: Tensor) -> str:
     number = values.item()
     if not values.is_floating_point():
         return repr(number)
+    if math.isinf(number):
+        return f'float("{number}")'
     shorter = (float(f"{number:.{digits}g}") for digits in range(1, 17))
     return repr(next((each for each in shorter if torch.tensor(each, dtype=values.dtype).item() == number), number))

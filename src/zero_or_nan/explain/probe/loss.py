@@ -197,6 +197,15 @@ class Loss:
             return self._loss(case, all_want=True)[1]
         return []
 
+    def used(self, case: Case) -> list[Tensor]:
+        """Which elements of the inputs have a gradient other than 0; empty if the loss refuses these inputs."""
+        with self._tried(case):
+            loss, given = self._loss(case, all_want=True)
+            leaves = [leaf for leaf in given if leaf.requires_grad]
+            gradients = iter(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+            return [next(gradients) != 0 if leaf.requires_grad else torch.zeros_like(leaf).bool() for leaf in given]
+        return []
+
     @contextmanager
     def _tried(self, case: Case, dtype: torch.dtype | None = None) -> Iterator[None]:
         """One run. If the loss refuses its inputs with an error, the rest of the block is left out."""

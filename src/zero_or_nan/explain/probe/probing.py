@@ -8,10 +8,10 @@ edge is a number at which the value or the slope of a function is not finite: th
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -27,9 +27,6 @@ from ..report.report import Origin, place
 from .candidates import ROWS, Candidate, Change, Input, Kind, candidates, is_within, kind_of
 from .finding import Edge, Finding, ProbeReport, distance, test_of
 from .loss import Case, Key, Loss
-
-MOST_TRIES = 6
-"""How many inputs are tried for a line before it is given up: float64 fails on all of them, or gives a huge number."""
 
 MOST_EDGES = 50
 """How many calls the gradient is followed to."""
@@ -100,7 +97,7 @@ class Search:
         self.loss, self._ends = loss, ends
         self.report = ProbeReport()
         self.kinds = list(map(kind_of, loss.example.tensors))
-        self._tries: Counter[Key] = Counter()
+        self._kept: set[Key] = set()
 
     def run(self) -> bool:
         """Try the example, the inputs that people meet, and those that a gradient leads to; False if time was up."""
@@ -112,10 +109,13 @@ class Search:
         self.loss.recorded(example, calls)
         edges = [Edge(call.place.filename, call.place.line, call.name, call.place.source) for call in calls.found]
         self.report.searched = list(dict.fromkeys(edges))
-        for candidate in itertools.chain(candidates(example, *self._inputs()), self._towards(edges[:MOST_EDGES])):
+        fail_alone: set[Change] = set()  # what fails alone says nothing new together with another change
+        likely = candidates(example, *self._inputs(), self.loss.used)
+        for candidate in itertools.chain(likely, self._towards(edges[:MOST_EDGES])):
             if self._is_over():
                 return False
-            if self.loss.fails(candidate.case):
+            if fail_alone.isdisjoint(candidate.changes) and self.loss.fails(candidate.case):
+                fail_alone.update(candidate.changes if len(candidate.changes) == 1 else ())
                 self._look_at(candidate)
         return True
 
@@ -138,13 +138,10 @@ class Search:
     def _look_at(self, candidate: Candidate) -> None:
         """Confirm what a case shows, and keep what is new."""
         for key, kind in self.loss.births(candidate.case).items():
-            if self._tries[key] > MOST_TRIES:
-                continue
-            if candidate.is_one_row:
+            if candidate.is_one_row and key not in self._kept:
                 self.report.notes.append(FAILS_ON_ONE_ROW.format(place(*key[:2])))
                 return
-            if kind != "bad input":
-                self._tries[key] += 1
+            if kind != "bad input" and key not in self._kept:
                 self._confirm(candidate, key)
 
     def _confirm(self, candidate: Candidate, key: Key) -> None:
@@ -153,12 +150,13 @@ class Search:
         def shows(case: Case) -> bool:
             return not self._is_over() and self.loss.fails(case) and key in self.loss.births(case)
 
-        case, changes = nearest(candidate, self.loss.example, self.kinds, shows)
-        if self._is_possible(case, max([case.factor, *(change.factor for change in changes)])):
-            self._tries[key] = MOST_TRIES + 1
+        least = less_grown(candidate, shows)
+        if self._is_possible(least):
+            self._kept.add(key)
+            case = nearest(least, self.loss.example, self.kinds, shows)
             for origin in self.loss.explained(case).origins:
                 if (origin.filename, origin.line, origin.operator) == key:
-                    self._keep(case, changes, origin)
+                    self._keep(case, least.changes, origin)
                     break
 
     @cached_property
@@ -169,16 +167,19 @@ class Search:
             return False
         return bool(torch.allclose(exact.loss.double(), first.loss.double(), rtol=1e-2, atol=1e-4))
 
-    def _is_possible(self, case: Case, growth: float) -> bool:
+    def _is_possible(self, candidate: Candidate) -> bool:
         """Whether an input can occur: float64 gives an ordinary number there, or the input is near the example.
 
         A number is ordinary if it is finite, and far from the largest number of the dtype of the loss.
         """
+        case = candidate.case
         exact = self.loss.numbers(case, torch.float64) if self._has_exact else None
         most = math.sqrt(torch.finfo(self.loss.dtype).max)
         if exact is not None and all(bool((n.abs() < most).all()) for n in (exact.loss, *exact.gradients.values())):
             return True
-        return growth <= NEAR and all(map(is_within, self.kinds, self.loss.example.tensors, case.tensors))
+        return max(candidate.factors) <= NEAR and all(
+            map(is_within, self.kinds, self.loss.example.tensors, case.tensors)
+        )
 
     def _keep(self, case: Case, changes: Sequence[Change], origin: Origin) -> None:
         numbers = self.loss.numbers(case)
@@ -279,59 +280,44 @@ def _gap(call: Call) -> Tensor | None:
     return min(gaps, key=Tensor.item)
 
 
-# The way back: fewer inputs, fewer rows, fewer elements, a smaller factor.
+# The way back: smaller factors, fewer rows, fewer elements.
 
 
-def nearest(
-    candidate: Candidate, example: Case, kinds: Sequence[Kind], shows: Callable[[Case], bool]
-) -> tuple[Case, list[Change]]:
-    """A case that is as near to the example as was found, and its changes with the factors that they have there."""
-    case = candidate.case
-    if case.factor != 1:
-        case = case._replace(factor=_least(case.factor, lambda factor: shows(case._replace(factor=factor))))
-    changes = list(candidate.changes)
-    for change in candidate.changes:
-        without = case.with_input(change.at, example.tensors[change.at])
-        if len(changes) > 1 and shows(without):
-            case = without
-            changes.remove(change)
-    for number, change in enumerate(changes):
-        case, changes[number] = _smaller(case, change, example.tensors[change.at], kinds[change.at], shows)
-    return case, changes
+def less_grown(candidate: Candidate, shows: Callable[[Case], bool]) -> Candidate:
+    """A candidate in which the parameters and each input have grown as little as shows it."""
+    for at, factor in enumerate(candidate.factors):
+        if factor != 1:
+            candidate = _least(candidate, at, shows)
+    return candidate
 
 
-def _smaller(
-    case: Case, change: Change, before: Tensor, kind: Kind, shows: Callable[[Case], bool]
-) -> tuple[Case, Change]:
-    """The case with less of a change: a smaller factor, or some of the rows and elements as they were."""
-
-    def put(tensor: Tensor) -> Case:
-        return case.with_input(change.at, tensor)
-
-    if change.grows:
-        factor = _least(change.factor, lambda factor: shows(put(change.make(factor))))
-        return put(change.make(factor)), change._replace(factor=factor)
-    after = case.tensors[change.at]
-    shapes = [(len(before), *[1] * (before.dim() - 1))] if before.dim() > 1 else []
-    for shape in shapes if kind in ROWS else [*shapes, before.shape]:
-        after = _fewest(before, after, shape, lambda tensor: shows(put(tensor)))
-    return put(after), change
-
-
-def _least(most: float, shows: Callable[[float], bool]) -> float:
-    """A factor of two digits that shows it, found by bisection: no smaller one needs to be looked for much below."""
-    low, high = 1.0, most
+def _least(candidate: Candidate, at: int, shows: Callable[[Case], bool]) -> Candidate:
+    """The least factor of two digits that shows it, found by bisection: no smaller one needs to be looked for."""
+    low, high = 1.0, candidate.factors[at]
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
         unit = 10.0 ** (math.floor(math.log10(middle)) - 1)
         middle = math.ceil(middle / unit) * unit
         if not low < middle < high:
             break
-        if shows(middle):
+        if shows(candidate.with_factor(at, middle).case):
             high = middle
         else:
             low = middle
-    return high
+    return candidate.with_factor(at, high)
+
+
+def nearest(candidate: Candidate, example: Case, kinds: Sequence[Kind], shows: Callable[[Case], bool]) -> Case:
+    """A case in which most rows and elements are those of the example, but for inputs that have grown."""
+    case = candidate.case
+    for at in (change.at for change in candidate.changes if not change.grows):
+        put = functools.partial(case.with_input, at)
+        before, after = example.tensors[at], case.tensors[at]
+        shapes = [(len(before), *[1] * (before.dim() - 1))] if before.dim() > 1 else []
+        for shape in shapes if kinds[at] in ROWS else [*shapes, before.shape]:
+            after = _fewest(before, after, shape, lambda tensor, put=put: shows(put(tensor)))  # type: ignore[misc]
+        case = put(after)
+    return case
 
 
 def _fewest(before: Tensor, after: Tensor, shape: Sequence[int], shows: Callable[[Tensor], bool]) -> Tensor:

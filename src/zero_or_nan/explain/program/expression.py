@@ -12,7 +12,7 @@ import io
 import linecache
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import CodeType
 from typing import NamedTuple
@@ -60,6 +60,9 @@ class Expression(NamedTuple):
             return [ast.unparse(node.left), ast.unparse(node.right)]
         if isinstance(node, ast.UnaryOp):
             return [ast.unparse(node.operand)]
+        if isinstance(node, ast.Subscript):
+            has_slice = any(isinstance(each, ast.Slice) for each in ast.walk(node.slice))  # that is no expression
+            return [ast.unparse(node.value), *([] if has_slice else [ast.unparse(node.slice)])]
         if not isinstance(node, ast.Call):
             return []
         given = [ast.unparse(argument) for argument in node.args]
@@ -80,6 +83,21 @@ def expression_at(place: Place, name: str) -> Expression | None:
     """
     is_loss = type(place.module).__module__ == "torch.nn.modules.loss"  # its call has the operands of the function
     return _expression(place.code, place.instruction, place.line, "" if is_loss else name)
+
+
+def expression_of_module(place: Place, path: str) -> Expression | None:
+    """The expression that calls a module of PyTorch; None if it calls another module, which contains this one.
+
+    Args:
+        place: the call that the module makes.
+        path: the path of the module; empty if no other module contains it.
+    """
+    if not type(place.module).__module__.startswith("torch.nn.modules."):
+        return None
+    expression = _expression(place.code, place.instruction, place.line, "")
+    called = expression.node.func if expression is not None and isinstance(expression.node, ast.Call) else None
+    name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else None
+    return expression if name is not None and path.rpartition(".")[2] in ("", name) else None
 
 
 @functools.lru_cache(256)
@@ -132,7 +150,7 @@ def _parsed(text: str) -> ast.Module | None:
 def _calls_in(tree: ast.AST) -> Iterator[ast.expr]:
     """The calls and operations, the outermost first."""
     for node in ast.walk(tree):
-        if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call)):
+        if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call, ast.Subscript)):
             yield node
 
 
@@ -143,7 +161,38 @@ def _is_call_of(node: ast.expr, name: str) -> bool:
     if isinstance(node, ast.Call):
         written = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         return numerics_of(written).name.strip("_") == name
+    if isinstance(node, ast.Subscript):
+        return name == "getitem"
     return isinstance(node, (ast.BinOp, ast.UnaryOp)) and OPERATORS.get(type(node.op)) == name
+
+
+def with_each(line: str, written: Mapping[str, str]) -> str | None:
+    """A line with other code in place of each of these expressions; None if it isn't one simple statement."""
+    tree = _parsed(line)
+    if tree is None or len(tree.body) != 1 or isinstance(tree.body[0], _COMPOUND):
+        return None
+    found: list[ast.expr] = []
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            is_read = isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store)
+            if is_read and ast.unparse(node) in written:
+                found.append(node)  # type: ignore[arg-type]
+            else:
+                waiting.append(node)
+    code = line.encode()
+    for node in sorted(found, key=lambda node: -node.col_offset):
+        code = code[: node.col_offset] + written[ast.unparse(node)].encode() + code[node.end_col_offset :]
+    return code.decode()
+
+
+def closed(text: str) -> str:
+    """An expression, in parentheses if something can't follow it without them."""
+    is_closed = isinstance(ast.parse(text, mode="eval").body, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+    return text if is_closed else f"({text})"
+
+
+_COMPOUND = (ast.If, ast.For, ast.While, ast.With, ast.FunctionDef, ast.ClassDef)
 
 
 def is_rebound(text: str, begin: Place, at: int, end: Place) -> bool:
@@ -164,8 +213,12 @@ def is_rebound(text: str, begin: Place, at: int, end: Place) -> bool:
 
 
 def is_bound(name: str, line: str) -> bool:
-    """Whether a line gives a name to something, as far as its text tells."""
-    return re.search(rf"\b{re.escape(name)}\b[^=!<>(\n]*(?:[-+*/@|&]?=(?!=)|\bin\b)", line) is not None
+    """Whether a line gives a name to something, or writes into what has the name. A part of a statement may."""
+    tree = _parsed(_without_comment(line).strip())
+    if tree is None:
+        return re.search(rf"\b{re.escape(name)}\b[^=!<>(\n]*(?:[-+*/@|&]?=(?!=)|\bin\b)", line) is not None
+    bound = [node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", None), ast.Store)]
+    return any(isinstance(each, ast.Name) and each.id == name for node in bound for each in ast.walk(node))
 
 
 def has_functional(place: Place) -> bool:

@@ -6,11 +6,9 @@ Exact arithmetic is float64 here, which has room for what float32 and smaller dt
 from __future__ import annotations
 
 import ast
-import linecache
 import math
-import re
 from collections.abc import Container, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +17,7 @@ from ...functions.numerics import is_pointwise, numerics_of
 from ..births.arithmetic import limit, number
 from ..births.call import Call, in_order
 from ..births.chain import Chain, Run
-from ..program.expression import expression_at, is_bound
+from ..program.expression import expression_at
 from ..program.tensors import not_finite, without_side_effects
 
 _FLOORS = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -39,6 +37,12 @@ class Outcome(NamedTuple):
     def parts(self) -> list[Tensor]:
         """The value, and then the gradients."""
         return [self.value, *self.gradients.values()]
+
+    def filled(self, other: Outcome) -> Outcome:
+        """The outcome with the numbers of another one where it has none: 1 - sigmoid(40) is 0 in float64, too."""
+        parts = zip(self.parts, other.parts, strict=True)
+        value, *gradients = [torch.where(not_finite(one), other, one) for one, other in parts]
+        return Outcome(value, dict(zip(self.gradients, gradients, strict=True)))
 
 
 def outcome(run: Run, of: Container[int] | None = None) -> Outcome:
@@ -94,7 +98,7 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
     before, run = outcome(chain.run()), chain.run(torch.float64)
     exact = outcome(run)
     fits = exists(before, exact)
-    right, size = _cured(before, exact)
+    right, size = cured(before, exact)
     if not right:
         return None
     for key, value in run.values.items():
@@ -112,7 +116,7 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
     return Lost(right, fits)
 
 
-def _cured(was: Outcome, exact: Outcome) -> tuple[str, float]:
+def cured(was: Outcome, exact: Outcome) -> tuple[str, float]:
     """The first value, or else the first slope, that exact arithmetic has, with its size; empty if it has none."""
     pairs = [("its exact value is", was.value, exact.value)]
     pairs += [("its exact derivative is", found, exact.gradients[key]) for key, found in was.gradients.items()]
@@ -158,52 +162,11 @@ def floor_under(lost: Lost, chain: Chain) -> str:
     return expression.replaced_by(f"{ast.unparse(expression.node)} + {number(floor)}")
 
 
-def in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
-    """The first line of a chain behind a line that converts what comes in, and its number.
-
-    None if that does not give the exact numbers, or if the names of what comes in can't be read.
-    """
-    before = outcome(chain.run())
-    wider = torch.float64 if before.value.dtype in (torch.float32, torch.float64) else torch.float32
-    if before.value.dtype is wider or not exists(before, outcome(chain.run(torch.float64))):
-        return None
-    run = chain.run(wider)
-    found = outcome(run)
-    if any(bool(not_finite(each.to(before.value.dtype)).any()) for each in found.parts):
-        return None
-    calls = [call for _, call in chain.made.values()] + [chain.call]
-    first = min((call.place for call in calls), key=lambda place: place.line)
-    names: dict[str, None] = {}
-    is_in_one_line = True
-    for key, value in run.values.items():
-        if key in chain.made or not value.is_floating_point():
-            continue
-        uses = [(text, call.place.line) for call in calls for text in _names(call, key)]
-        if not uses or not uses[0][0].isidentifier():
-            return None
-        names[uses[0][0]] = None
-        is_in_one_line &= {line for _, line in uses} == {first.line}
-    line = linecache.getline(first.filename, first.line).strip()
-    if (
-        not names
-        or any(call.place.code is not first.code for call in calls)
-        or any(is_bound(name, line) for name in names)
-    ):
-        return None
-    method = "double" if wider is torch.float64 else "float"
-    if is_in_one_line:
-        code = re.sub(rf"\b({'|'.join(names)})\b", rf"\1.{method}()", line)
-    else:
-        code = f"{', '.join(names)} = {', '.join(f'{name}.{method}()' for name in names)}\n{line}"
-    at = int(not_finite(before.value).flatten().int().argmax())
-    measured = f"value {number(found.value.flatten()[at].item())}, and finite gradients"
-    return f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: {measured}\n{code}", first.line
-
-
-def _names(call: Call, key: int) -> list[str]:
-    """The user's expressions for an operand of a call."""
+def texts_of(call: Call) -> list[tuple[Any, str]]:
+    """The operands of a call, each with the user's expression for it, as far as that can be read."""
     expression = expression_at(call.place, call.name)
     if expression is None:
         return []
-    pairs = zip(in_order(call), expression.operands(), strict=False)
-    return [text for thing, text in pairs if id(thing) == key]
+    named = expression.node.keywords if isinstance(expression.node, ast.Call) else []
+    by_name = [(call.kwargs[str(each.arg)], ast.unparse(each.value)) for each in named if each.arg in call.kwargs]
+    return [*zip(in_order(call), expression.operands(), strict=False), *by_name]

@@ -17,6 +17,7 @@ from ...functions.rewrites import Rewrite, function_in, operands_in
 from ..births.call import Call, arranged, in_order
 from ..births.chain import Chain
 from ..program.expression import expression_at, has_functional, is_rebound
+from ..program.tensors import tensors_in
 
 
 class Match(NamedTuple):
@@ -74,7 +75,7 @@ def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match:
 def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
     """The user's line with the rewrite in it, and its number; or the rewrite with a remark, if it can't be read."""
     call, names = match.replaced[0], match.names
-    tensors = [name for name, thing in names.items() if isinstance(thing, Tensor)]
+    tensors = [name for name, thing in names.items() if any(True for _ in tensors_in(thing))]
     texts = _texts(tensors, match)
     expression = expression_at(call.place, call.name)
     if expression is not None and (not expression.is_whole or len(texts) < len(tensors)):

@@ -5,6 +5,7 @@ Names of modules, parameters and inputs are looked up only if there is something
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import weakref
@@ -21,9 +22,10 @@ from ..births.diagnosis import Diagnosis, Verdict
 from ..births.findings import History
 from ..births.provenance import Birth, Kind
 from ..program.code import of_variables
-from .remedies import remedy
+from .remedies import DIVERGENCE, remedy
 from .report import Origin, Report
-from .trial import NOTHING_TRIED, Advice, advice_on
+from .targets import without_gaps
+from .trial import NOTHING_TRIED, Advice, advice_on, tried_on
 
 T = TypeVar("T")
 
@@ -87,16 +89,22 @@ class _Narrated:
 
     def name(self, names: Names) -> None:
         """Write down all that depends on names, except for what was reached."""
-        origin, (birth, module, outer, has_others) = self.origin, self.named
+        origin, (birth, module, outer, _) = self.origin, self.named
         origin.module = f"{birth.optimizer}.step" if birth.optimizer else names.of_module(_of(module), _of(outer))
         origin.operands = _operands(birth, origin.kind, names)
-        situation = _source(birth, names), origin.dtype, origin.fixed, birth.operands, birth.phase
-        refused, came_in = self.advice.refused, _came_in(birth, names)
+        came_in = _came_in(birth, names)
         tensor = names.of_tensor(came_in) if came_in is not None else ""
+        self.advise(self.advice.situation or _source(birth, names), tensor)
+
+    def advise(self, situation: str, tensor: str = "") -> None:
+        """Write down what to do, with the name of the tensor that the number came in with."""
+        origin, (birth, _, _, has_others) = self.origin, self.named
+        known = situation, origin.dtype, origin.fixed, birth.operands, birth.phase
+        refused = self.advice.refused
         code, origin.chapter = remedy(
-            self.kind, *situation, has_others=has_others, of_large=birth.of_large, refused=refused, tensor=tensor
+            self.kind, *known, has_others=has_others, of_large=birth.of_large, refused=refused, tensor=tensor
         )
-        origin.remedy = self.advice.remedy or code
+        origin.remedy, origin.replaces = self.advice.remedy or code, self.advice.replaces
 
     def name_again(self, names: Names) -> None:
         """Write down all names again."""
@@ -140,7 +148,7 @@ class Narration:
             key = birth.phase, birth.operator, birth.place.filename, birth.place.line, verdict.kind
             known = self._narrated.get(key)
             if known is None:
-                self._narrated[key] = known = self._new(diagnosis)
+                self._narrated[key] = known = self._new(diagnosis, names)
                 known.reach(targets, names)
                 known.name(names)
                 if diagnosis.is_hidden:
@@ -167,6 +175,15 @@ class Narration:
             for narrated in self._narrated.values():
                 narrated.name_again(names)
 
+    def name_cause(self, cause: str) -> None:
+        """Say what led to the origins. In a divergence, there is nothing to change in the line that overflowed."""
+        self.report.cause = cause
+        is_sure = bool(cause) and not cause.startswith("perhaps")
+        for narrated in self._narrated.values():
+            if is_sure and narrated.origin.kind == "overflow":
+                narrated.kind, narrated.advice = "overflow", Advice(situation=DIVERGENCE)
+                narrated.advise(DIVERGENCE)
+
     def note_elsewhere(self) -> None:
         """Note that a gradient is not finite, though no operator in this process made it so."""
         rank = _rank()
@@ -174,7 +191,7 @@ class Narration:
             self.report.came_from_another_process = True
             self.report.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
 
-    def _new(self, diagnosis: Diagnosis) -> _Narrated:
+    def _new(self, diagnosis: Diagnosis, names: Names) -> _Narrated:
         """An origin, still without what depends on names."""
         birth, verdict = diagnosis.birth, diagnosis.verdict
         place, module = birth.place, birth.place.module
@@ -200,10 +217,13 @@ class Narration:
             tie=diagnosis.tie,
         )
         advice = NOTHING_TRIED
-        is_trial = verdict.kind in ("undefined", "overflow") and not birth.optimizer
-        if is_trial and len(self._narrated) < _MOST_TRIALS:
-            advice = advice_on(self._history.chains(birth))
-        origin.replaces, origin.exact = advice.replaces, advice.exact
+        if len(self._narrated) < _MOST_TRIALS and not birth.optimizer:
+            if verdict.kind == "bad input":
+                advice = tried_on(self._history.comparison(birth), without_gaps)
+            elif verdict.kind != "contaminated":
+                path = names.of_module(module, outer)
+                advice = tried_on(self._history.chains(birth), functools.partial(advice_on, module=path))
+        origin.exact = advice.exact
         if advice.exact:
             origin.kind = "overflow"
         alone = replace(birth, place=place._replace(module=None), half=None, made_of=())

@@ -20,6 +20,9 @@ from ..births.call import UNREADABLE
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
 
+DIVERGENCE, GROWTH = "a divergence", "a growth"
+"""Situations of an overflow: training steps made the numbers larger, or the calls of one line did."""
+
 
 class Remedy(NamedTuple):
     """Code with a comment that says why, and the section about it: a page's name, `#`, and an anchor on it."""
@@ -134,14 +137,18 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "divergence#what-to-do",
     ),
     ("undefined", "linalg_svd"): Remedy(
-        "# the vectors of equal singular values are not unique, and have no slope.\n"
+        "# the vectors of equal singular values are not unique, and have no slope. If\n"
+        "# the loss is the same for all of them, compute it without vectors. If not,\n"
+        "# small numbers that make the values differ choose them, with steep slopes.\n"
         "# If the values are enough:\n"
         "s = torch.linalg.svdvals(x)",
         "undefined#eigenvectors-of-equal-eigenvalues",
     ),
     ("undefined", "linalg_eigh"): Remedy(
-        "# the vectors of equal eigenvalues are not unique, and have no slope.\n"
-        "# If the values are enough:\n"
+        "# the vectors of equal eigenvalues are not unique, and have no slope. If the\n"
+        "# loss is the same for all of them, compute it without vectors, as matrix_exp\n"
+        "# does. If not, small numbers that make the eigenvalues differ choose the\n"
+        "# vectors, with steep slopes. If the values are enough:\n"
         "s = torch.linalg.eigvalsh(x)",
         "undefined#eigenvectors-of-equal-eigenvalues",
     ),
@@ -179,6 +186,14 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "y = f(x.double())  # to see what it is",
         OVERFLOW,
     ),
+    ("overflow", GROWTH): Remedy(
+        "# each call of this line made the numbers larger: normalize between layers or\n"
+        "# time steps, begin with smaller weights (initialization), or take fewer steps",
+        "divergence#exploding-gradients-within-one-step",
+    ),
+    ("overflow", DIVERGENCE): Remedy(
+        "# the steps before made the numbers so large: do what is written above", "divergence#what-to-do"
+    ),
     ("overflow", "exp"): Remedy(
         "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
         "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
@@ -191,6 +206,12 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "good = torch.isfinite(x).reshape(len(x), -1).all(1)\n"
         "loss = per_row[good].sum() / good.sum().clamp_min(1)",
         "slicing-nan#what-to-do",
+    ),
+    ("bad input", "a target"): Remedy(
+        '# if NaN in a target means "not measured", leave it out on both sides\n'
+        "known = ~target.isnan()\n"
+        "loss = loss_of(prediction[known], target[known])",
+        "two-penguins#what-to-do",
     ),
     ("bad input", "a parameter"): Remedy(
         "# explain did not see how it got there: was the parameter initialized, and is\n"
@@ -301,7 +322,9 @@ def remedy(
             section = numerics_of(operator).points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
             return _not_right(refused) if refused else _not_tried(REWRITES[operator]), _address(section)
         operator = situation
-    if kind == "overflow" and dtype == "float16":
+    if operator in (DIVERGENCE, GROWTH):
+        pass  # it matters more than the dtype
+    elif kind == "overflow" and dtype == "float16":
         operator = "float16"
     elif kind == "overflow" and phase == "backward":
         operator = "a slope"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -21,14 +22,19 @@ from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.tensors import extra, not_finite, without_side_effects
-from .exact import Lost, Outcome, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
+from .exact import Lost, Outcome, cured, floor_under, lost_on_the_way, outcome, slope
 from .matching import Match, line_of, matches
+from .remedies import GROWTH
+from .widening import widened
 
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
 
 MOST_ELEMENTS = 5_000_000
 """The size of the operands from which on nothing is tried."""
+
+AFTER = 3
+"""The number of calls after one of which each may be part of the same formula."""
 
 _ORDINARY = 2
 """How often ordinary numbers are drawn."""
@@ -43,6 +49,8 @@ class Tried(NamedTuple):
         choice: what it chooses, or empty.
         value, gradient: the first element of its result that was not finite before, and the gradient there.
         is_bound: whether it gives another number than exact arithmetic, because the dtype has no room for that.
+        beyond: what it gives and float64 does not, as a phrase; empty if float64 gives the same.
+        is_whole: whether it is the failed call that gives the value, and not one after it.
     """
 
     line: str
@@ -51,6 +59,8 @@ class Tried(NamedTuple):
     value: float
     gradient: float
     is_bound: bool = False
+    beyond: str = ""
+    is_whole: bool = False
 
 
 class Advice(NamedTuple):
@@ -61,55 +71,74 @@ class Advice(NamedTuple):
         replaces: the line that the code replaces; None if it is only a part of a line, or if there is no code.
         exact: the exact value, and the number on the way that was lost; empty if exact arithmetic has no value either.
         refused: the code that was tried, if none of it is right.
+        situation: what the calls say about advice that is not tried.
     """
 
     remedy: str = ""
     replaces: int | None = None
     exact: str = ""
     refused: tuple[str, ...] = ()
+    situation: str = ""
 
 
 NOTHING_TRIED = Advice()
 
 
-def advice_on(chains: Sequence[Chain]) -> Advice:
-    """Try rewrites of the calls with which a number was born, and run the call in exact arithmetic.
-
-    Args:
-        chains: the calls that used the number, and last the call in which it was born.
-    """
-    if not chains or sum(tensor.numel() for tensor in chains[0].tensors()) > MOST_ELEMENTS:
+def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice]) -> Advice:
+    """The advice on chains of calls, as far as these can run again."""
+    if not chains or sum(tensor.numel() for tensor in chains[0].call.tensors()) > MOST_ELEMENTS:
         return NOTHING_TRIED
     try:
         with extra():
-            return _advice([chain.checked() for chain in chains])
+            return advise([chain.checked() for chain in chains])
     except Exception as error:  # code of the user's may be in the chain, and may refuse to run again
         if Mistakes.are_raised and isinstance(error, (NameError, AttributeError, KeyError, AssertionError)):
             raise  # it is ours
         return NOTHING_TRIED
 
 
-def _advice(chains: Sequence[Chain]) -> Advice:
-    """In this order: a rewrite, the same formula in a wider dtype, a bound that keeps the numbers finite."""
+def advice_on(chains: Sequence[Chain], module: str) -> Advice:
+    """Try rewrites of the calls with which a number was born, and run the call in exact arithmetic.
+
+    In this order: a rewrite, the same formula in a wider dtype, a bound that keeps the numbers finite.
+
+    Args:
+        chains: the calls that used the number, and last the call in which it was born.
+        module: the path of the module that made this call; empty if it is not known.
+    """
     failed = chains[-1]
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
-    found = [each for chain in chains for each in tried(chain, chains, lost)]
+    near = chains[-1 - AFTER :]
+    found = [each for chain in near for each in tried(chain, near, lost)]
     best = next((each for each in found if not each.is_bound), None)
     if best is not None:
+        if best.beyond and best.is_whole and lost is None:
+            exact = f"and {best.beyond}: float64 rounds a number before it, too"
         others = [each for each in found if each.choice and best.choice and not _is_alike(each, best)]
         return Advice("\n".join([_told(best), *map(_or, others[:1])]), best.replaces, exact)
-    wider = next(filter(None, map(in_a_wider_dtype, chains[::-1])), None)
+    wider = widened(chains, len(near), module)
     if wider is not None:
         return Advice(*wider, exact)
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
     if bound:
         return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), None, exact)
+    if exact and (grown := _grown(failed)):
+        return Advice(exact=f"{exact}; {grown}", situation=GROWTH)
     refused = tuple(dict.fromkeys(each.code for each in REWRITES.get(failed.call.name, ()) if each.choice))
     return Advice(exact=exact, refused=refused)
 
 
 _BOUND = "# its dtype has no room for this number. A bound keeps it finite, and changes what is computed, as in"
+
+
+def _grown(chain: Chain) -> str:
+    """How the results of the calls of one line grew up to the last one; empty if they did not, each time."""
+    results = [tensor for tensor, call in chain.made.values() if call.is_again(chain.call)]
+    sizes = [float(tensor.abs().max()) for tensor in results]
+    if len(sizes) < 3 or not all(1.5 * before < after for before, after in pairwise(sizes)):
+        return ""
+    return f"the calls of this line before it gave up to {', '.join(map(number, sizes[-3:]))}"
 
 
 def _is_alike(one: Tried, other: Tried) -> bool:
@@ -127,7 +156,7 @@ def _told(found: Tried) -> str:
     measured = f"value {number(found.value)}, gradient {number(found.gradient)}"
     if found.choice:
         return f"# a choice: {found.choice}. Tried on your numbers: {measured}\n{found.line}"
-    return f"# tried on your numbers: {measured}, as in float64\n{found.line}"
+    return f"# tried on your numbers: {measured}{'' if found.beyond else ', as in float64'}\n{found.line}"
 
 
 def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[Tried]:
@@ -140,14 +169,10 @@ def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[
     """
     for each in REWRITES.get(chain.call.name, ()):
         for match in matches(each.pattern, chain.call, chain, Match({}, ())):
-            if any(_is_same(call, chains[-1].call) for call in match.replaced):
+            if any(call.is_again(chains[-1].call) for call in match.replaced):
                 found = _try(each, match, chain, chains, lost)
                 if found is not None:
                     yield found
-
-
-def _is_same(call: Call, other: Call) -> bool:
-    return call.place == other.place and call.name == other.name
 
 
 def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Tried | None:
@@ -156,6 +181,10 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
     try:
         before = outcome(chain.run(given=given), given)
         exact = outcome(chain.run(torch.float64, given), given)
+        beyond = ""
+        if not rewrite.choice and not any(bool(not_finite(tensor).any()) for tensor in given.values()):
+            filled = exact.filled(outcome(_by_rewrite(rewrite, names, chain.wanted, given, torch.float64)))
+            (beyond, _), exact = cured(exact, filled), filled
         rewritten = _by_rewrite(rewrite, names, chain.wanted, given, None)
         after = outcome(rewritten)
         if all(bool(torch.isfinite(part).all()) for part in before.parts):
@@ -168,9 +197,9 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
             if not all(_keeps(later, chain.call, after.value) for later in chains) or not _is_limit(chain, after.value):
                 return None
         for seed in range(_ORDINARY):
-            ordinary = _ordinary(given, seed)
-            program = outcome(chain.run(torch.float64, ordinary), ordinary)
-            once_more = _by_rewrite(rewrite, names, chain.wanted, ordinary, torch.float64)
+            numbers = ordinary(given, seed)
+            program = outcome(chain.run(torch.float64, numbers), numbers)
+            once_more = _by_rewrite(rewrite, names, chain.wanted, numbers, torch.float64)
             if not _is_near(outcome(once_more), program):
                 return None
     except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
@@ -180,6 +209,8 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
         "" if is_exact else rewrite.choice,
         *_measured(before, rewritten),
         not is_exact and lost is not None,
+        beyond,
+        chain.call.is_again(chains[-1].call),
     )
 
 
@@ -202,7 +233,7 @@ def _first(elements: Tensor) -> tuple[int, ...]:
 
 def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
     """Whether another value of a call leaves a later result what it is in exact arithmetic: atan of inf is a number."""
-    key = next((key for key, (_, made) in later.made.items() if _is_same(made, call)), None)
+    key = next((key for key, (_, made) in later.made.items() if made.is_again(call)), None)
     if key is None:
         return True
     exact, now = later.run(torch.float64).result.detach(), later.run(given={key: value}).result.detach()
@@ -253,11 +284,11 @@ def _by_rewrite(
     return run
 
 
-def _ordinary(given: Mapping[int, Tensor], seed: int) -> dict[int, Tensor]:
-    """Tensors of the same shapes, with numbers between 0.05 and 1.85."""
+def ordinary(given: Mapping[int, Tensor], seed: int, most: float = 1.8) -> dict[int, Tensor]:
+    """Tensors of the same shapes, with numbers between 0.05 and so much more."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        key: _drawn(torch.rand, tensor, generator) * 1.8 + 0.05 if tensor.is_floating_point() else tensor
+        key: _drawn(torch.rand, tensor, generator) * most + 0.05 if tensor.is_floating_point() else tensor
         for key, tensor in given.items()
     }
 

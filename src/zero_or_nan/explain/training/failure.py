@@ -146,8 +146,9 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
         before.put_back()
         size = watch.largest()
         error: Exception | None = None
+        again = Watch(Report())
         try:
-            with Watch(Report()) as report, _Watch(before, habits, Course()):
+            with again as report, _Watch(before, habits, Course()):
                 step(*args, **kwargs)
         except _Failed:
             pass
@@ -161,7 +162,8 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
             )
         if by_hand:
             report.note("the step changed its parameters before the failure was seen, and they are as it left them")
-        report.cause = habits.course.cause(None if loss is None else float(loss), size, report.begins_with_overflow)
+        value = None if loss is None else float(loss)
+        again.narration.name_cause(habits.course.cause(value, size, report.begins_with_overflow))
         if error is not None:
             report.note(_RAISED_AGAIN.format(error=type(error).__name__))
         elif report.ok and not report.came_from_another_process:
@@ -244,14 +246,14 @@ class _Watch:
         return run(roots, *args, **kwargs)
 
     def _scale(self, scale: Any) -> Any:
-        @not_compiled
-        def scaled(scaler: Any, outputs: Any) -> Any:
-            if threading.get_ident() == self.thread:
-                self.is_scaled = self.is_scaled or scaler.is_enabled()
-                self.loss = loss_among(tensors_in(outputs))
-            return scale(scaler, outputs)
+        return lambda scaler, outputs: self._scaled(scale, scaler, outputs)
 
-        return scaled
+    @not_compiled  # here, and not in each step, which would take longer than the check of the gradients
+    def _scaled(self, scale: Any, scaler: Any, outputs: Any) -> Any:
+        if threading.get_ident() == self.thread:
+            self.is_scaled = self.is_scaled or scaler.is_enabled()
+            self.loss = loss_among(tensors_in(outputs))
+        return scale(scaler, outputs)
 
     def _begins(self, roots: Any) -> None:
         self.habits.early.update(self.stepped)
@@ -321,11 +323,9 @@ class _Watch:
 
     def is_fine(self, result: Any) -> bool:
         """Whether the step returned finite numbers, and left finite gradients if no optimizer has checked them."""
-        if not are_finite_at_once(tensors_in(result)) or not all(map(math.isfinite, each_in(result, float))):
-            return False
-        if self.stepped or self.is_scaled:
-            return True
-        return are_finite_at_once(leaf.grad for leaf in self.leaves.values() if leaf.grad is not None)
+        unchecked = () if self.stepped or self.is_scaled else self.leaves.values()
+        gradients = [leaf.grad for leaf in unchecked if leaf.grad is not None]
+        return are_finite_at_once((*tensors_in(result), *gradients)) and all(map(math.isfinite, each_in(result, float)))
 
 
 class _Step:

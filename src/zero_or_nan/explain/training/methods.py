@@ -6,13 +6,19 @@ replaced on the one object that trains. So a subclass's own method is replaced t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 
+from ...ignoring.inside import tree_map
 from ..report.report import NotFiniteError
+from .before import Before
 from .failure import on_failure
+
+_OWN = frozenset(vars(nn.Module()))
+"""What each module has. The search itself puts it back."""
 
 
 class ExplainedMethod:
@@ -22,11 +28,18 @@ class ExplainedMethod:
         owner: the object.
         name: the name of a method that runs forward and backward.
         model: the model that is trained.
+        search: `explain.probe`, if the first call searches the loss of its batch and prints the report.
     """
 
-    def __init__(self, owner: Any, name: str, model: nn.Module) -> None:
+    def __init__(self, owner: Any, name: str, model: nn.Module, search: Callable[..., Any] | None) -> None:
         put_back(owner, name)  # an exception elsewhere may have ended the training before
         self.owner, self.name = owner, name
+        self.model: Any = model
+        # Each search runs the model as often as it likes, so models that synchronize would wait for each other.
+        is_alone = (
+            not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1
+        )
+        self.search = search if is_alone else None
         self.is_own = name in vars(owner)
         self.method = getattr(owner, name)
         self.explained = on_failure(self._run, model=model)
@@ -50,9 +63,37 @@ class ExplainedMethod:
         """What the report says about the training, after a step with this loss has failed."""
         raise NotImplementedError
 
+    def loss_fn(self, *args: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The loss of a batch as a function, and its inputs, from the arguments of the method."""
+        raise NotImplementedError
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While entered, what a loss notes in lists and dicts of the owner and the model goes to copies.
+
+        The random numbers go on as before, also if the trainer draws some as it prepares the batch.
+        """
+        before = Before(None, ())
+        kept = [(vars(thing), vars(thing).copy()) for thing in (self.owner, self.model)]
+        for here, items in kept:
+            copies = {name: tree_map(lambda leaf: leaf, value) for name, value in items.items() if name not in _OWN}
+            here.update({name: copy for name, copy in copies.items() if isinstance(copy, (list, dict))})
+        try:
+            yield
+        finally:
+            for here, items in kept:
+                here.clear()
+                here.update(items)
+            before.put_back()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.counts = self.keep()
         try:
+            if self.search is not None:
+                search, self.search = self.search, None
+                with self.aside():
+                    loss_fn, inputs = self.loss_fn(*args)
+                    print(f"explain.probe searched the loss of the first batch: {search(loss_fn, *inputs)}")
             self.explained(*args, **kwargs)
             return self.result
         except BaseException as error:

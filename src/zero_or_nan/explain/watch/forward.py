@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ...ignoring.inside import is_sparse, set_recording
 from ..births.attribution import Attribution, Result
-from ..births.call import Call, describe, recovered
+from ..births.call import Call, casts_on, describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, node_of, note_call
 from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, Plan, is_recoverable, plan_of
@@ -158,7 +158,8 @@ class Forward(TorchFunctionMode):
                         note_call(result._base.grad_fn, plan.name, place)  # the base of a view has a new node, too
                 if self._is_worth_keeping(plan, result):
                     place = place or self.places.here()
-                    self.findings.history.note(Call(func, plan.name, place, args, kwargs), result, node)
+                    call = Call(func, plan.name, place, args, kwargs, casts_on(result.device.type))
+                    self.findings.history.note(call, result, node)
                 here = numbers_of(result)
                 bad = None if here is None else self.findings.bad.of(here)
                 if here is None or bad is None:

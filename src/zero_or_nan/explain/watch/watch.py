@@ -146,7 +146,8 @@ class Watch:
         loss = loss_among(backward.request.roots)
         value = None if loss is None else float(loss)
         if not self.report.ok:
-            self.report.cause = self.course.cause(value, largest(leaves), self.report.begins_with_overflow)
+            cause = self.course.cause(value, largest(leaves), self.report.begins_with_overflow)
+            self.narration.name_cause(cause)
         elif value is not None and math.isfinite(value):
             self.course.begin(leaves)
             self.course.add(value, lambda: largest(leaves))

@@ -57,6 +57,9 @@ def _solves(counting: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]]
             counts = counting(b.mask, **kwargs).expand(exact.shape)
             if not has_nan(exact):
                 return Cotangent(exact, counts)
+            cleared = zero_ignored(exact.clone(), counts)
+            if not has_nan(cleared.value):
+                return cleared
             lost = exact.isnan().any(-1).any(-1)
 
             def part(tensor: Tensor) -> Tensor:

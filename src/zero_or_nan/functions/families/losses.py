@@ -22,20 +22,41 @@ from torch import Tensor
 from ...masks.cotangent import Cotangent, mask_of, selecting, unwrap, zero_ignored
 from ...masks.mask import both, everywhere, expanded
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
+from ..graph import can_be_read_again
 from ..numerics import numerics
 from ..record import GENERATED
 from ..registry import derivative, function, rule
 from ..rewrites import rewrite
 from .pointwise import product
 
+_MEAN = 1
+"""PyTorch's number of a reduction."""
+
+
+def _divides_by_no_zero(node: Any) -> bool:
+    """True unless the loss is a mean whose total weight may be 0. The other reductions don't divide by it."""
+    if node._saved_reduction != _MEAN:
+        return True
+    if not can_be_read_again(node, unknown=False):
+        return False
+    total = node._saved_total_weight.item()
+    return AWAY_FROM_ZERO.accepts(node._saved_total_weight.dtype, total, total)
+
+
 function(
-    "NllLoss NllLoss2D", selects=True, safe_if=MODERATE, safe_if_saved={"self": ALWAYS, "total_weight": AWAY_FROM_ZERO}
-)  # fmt: skip
+    "NllLoss NllLoss2D",
+    selects=True,
+    safe_if=MODERATE,
+    safe_if_saved={"self": ALWAYS, "total_weight": ALWAYS},
+    only_if=_divides_by_no_zero,
+)
 function("CtcLoss MultiMarginLoss MultilabelMarginLoss", selects=True)
 function("BinaryCrossEntropyWithLogits MseLoss", safe_if=MODERATE)
 
-numerics("cross_entropy", ignores_infinity=True, needs_one=True)
+numerics("cross_entropy", ignores_infinity=True, needs_one=True, compares=True)
 numerics("nll_loss", needs_one=True)
+numerics("mse_loss l1_loss smooth_l1_loss huber_loss gaussian_nll_loss poisson_nll_loss", compares=True)
+numerics("binary_cross_entropy binary_cross_entropy_with_logits kl_div", compares=True)
 
 for name in ("cross_entropy", "nll_loss"):
     rewrite(
@@ -72,14 +93,15 @@ def nll_loss_backward(
     """Each row selects the element of its target. A row whose target is `ignore_index` selects none."""
     value = op(unwrap(grad), unwrap(scores), target, weight, reduction, ignored, total)
     classes = 1 if scores.dim() > 1 else 0
-    picked = target.unsqueeze(classes)
-    kept = picked != ignored
-    mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
-    mask.scatter_(classes, picked.where(kept, 0), kept)  # `ignore_index` may be an invalid index
-    mask |= not selecting(grad)
-    arriving = mask_of(grad)
-    if arriving is not None:
-        mask = mask & (arriving.unsqueeze(classes) if arriving.dim() else arriving)
+    mask = mask_of(grad)
+    if mask is not None and mask.dim():
+        mask = mask.unsqueeze(classes)
+    if selecting(grad):
+        picked = target.unsqueeze(classes)
+        kept = picked != ignored
+        found = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
+        # `ignore_index` may be an invalid index.
+        mask = found.scatter_(classes, picked.where(kept, 0), kept if mask is None else kept & mask)
     return zero_ignored(value, mask)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ...masks.cotangent import Cotangent, clear_lost_rows, prefer_exact, unwrap, write_over, write_over_nan
 from ...masks.mask import Mask, anywhere, only, reduced
-from ...masks.numbers import any_nan
+from ...masks.numbers import all_finite, any_nan
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
 from ..numerics import numerics
 from ..registry import function, fused, rule, transfer
@@ -106,9 +106,12 @@ def _without_lost_groups(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 def _without_lost_samples(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """In training, all samples share the statistics of a channel. In a frozen batch norm, each sample is by itself."""
+    """In training, all samples share the statistics of a channel. In a frozen batch norm, each element is by itself."""
     if not args[7]:
-        return (args[0], without_lost_samples(mask, args[1]), *args[2:])
+        images = without_lost_samples(mask, args[1])
+        if not all_finite(images):
+            images = only(images.isfinite().logical_or_(mask), images)
+        return (args[0], images, *args[2:])
     counts, *_ = _of_batch(mask, *args[1:])
     return _without_lost(args, (5, 6), counts, lambda kept: kept.reshape(counts.shape))
 

@@ -125,12 +125,13 @@ numerics(
 numerics(
     "sub=subtract=__sub__=__isub__",
     grows=True,
+    compares=True,
     updates=True,
     written="{} − {}",
     written_scaled="{0} − {2} × {1}",
     section="slicing-nan",
 )
-numerics("rsub=__rsub__", name="sub", grows=True, written="{1} − {0}", written_scaled="{1} − {2} × {0}")
+numerics("rsub=__rsub__", name="sub", grows=True, compares=True, written="{1} − {0}", written_scaled="{1} − {2} × {0}")
 numerics("mul=multiply=__mul__=__rmul__=__imul__", grows=True, keeps_zero=True, updates=True, written="{} × {}")
 numerics(
     "div=divide=true_divide=__truediv__=__rtruediv__=__itruediv__=__div__=__rdiv__=__idiv__",
@@ -192,6 +193,8 @@ numerics("copy", grows=True, replaces=True, written="{1}")
 # What to write instead. The first that gives the right numbers on the reader's operands is printed.
 
 rewrite("log(softmax(x, dim))", "F.log_softmax(x, dim=dim)")
+rewrite("log(getitem(softmax(x, dim), i))", "F.log_softmax(x, dim=dim)[i]")
+rewrite("log(gather(softmax(x, dim), d, i))", "F.log_softmax(x, dim=dim).gather(d, i)")
 rewrite("log(sigmoid(x))", "F.logsigmoid(x)")
 rewrite("log(1 - sigmoid(x))", "F.logsigmoid(-x)")
 rewrite("log1p(neg(sigmoid(x)))", "F.logsigmoid(-x)")
@@ -200,6 +203,13 @@ rewrite("log1p(exp(x))", "F.softplus(x)")
 rewrite("log(exp(x))", "x")
 rewrite("log(sum(exp(x), dim))", "x.logsumexp(dim, keepdim=keepdim)")
 rewrite("log(sum(exp(x)))", "x.flatten().logsumexp(0)")
+rewrite("log(mean(exp(x), dim))", "x.logsumexp(dim, keepdim=keepdim) - torch.tensor(x.shape[dim]).log()")
+rewrite("log(mean(exp(x)))", "x.flatten().logsumexp(0) - torch.tensor(x.numel()).log()")
+rewrite("log(cumsum(exp(x), dim))", "x.logcumsumexp(dim)")
+rewrite("log(exp(a) + exp(b))", "torch.logaddexp(a, b)")
+rewrite("log(1 - exp(x))", "torch.log(-torch.expm1(x))")
+rewrite("log(exp(a) @ exp(b))", "(a.unsqueeze(-1) + b.unsqueeze(-3)).logsumexp(-2)")
+rewrite("logsumexp(log(x), dim)", "x.sum(dim, keepdim=keepdim).log()")
 rewrite("log(prod(x))", "x.log().sum()")
 rewrite("log(prod(x, dim))", "x.log().sum(dim, keepdim=keepdim)")
 rewrite("log(a / b)", "a.log() - b.log()")

@@ -28,7 +28,7 @@ import torch._C._dynamo.eval_frame
 import torch._compile
 from torch import Tensor
 
-from ...functions.graph import DEEP_GRAPHS, AccumulateGrad, Graph, engine_run, graph_from, held_from
+from ...functions.graph import DEEP_GRAPHS, AccumulateGrad, Graph, engine, engine_run, graph_from, held_from
 from ...masks.cotangent import as_in_pytorch
 
 
@@ -193,7 +193,6 @@ def compiled_autograd_aside() -> AbstractContextManager[None]:
     return aside
 
 
-_engine: Any = torch.autograd.Variable._execution_engine
 _runs: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
@@ -235,7 +234,7 @@ def needed_from(roots: Sequence[Any], inputs: Iterable[Any]) -> Graph:
     try:
         with torch.inference_mode(False), compiled_autograd_aside():  # the first lets PyTorch record, too
             asking = _Asking.apply(lambda: graph.update(graph_from(roots, _is_run)), *roots)  # type: ignore[no-untyped-call]
-            _engine.run_backward((asking,), (asking.detach(),), True, False, inputs, True, False)
+            engine.run_backward((asking,), (asking.detach(),), True, False, inputs, True, False)
     except _Seen:
         DEEP_GRAPHS.hold(graph)
         return graph

@@ -22,10 +22,11 @@ from .higher import all_saved, remember_all, step_here
 @handles_operators
 def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator, and let the operators that its rule calls see which tensors are conjugate."""
-    if not any(isinstance(arg, Tensor) and arg.is_complex() for arg in args):
-        return _dispatch(op, args, kwargs)
-    with _conjugates_seen():
-        return _dispatch(op, args, kwargs)
+    for arg in args:
+        if isinstance(arg, Tensor) and arg.is_complex():
+            with _conjugates_seen():
+                return _dispatch(op, args, kwargs)
+    return _dispatch(op, args, kwargs)
 
 
 def _conjugates_seen() -> Any:

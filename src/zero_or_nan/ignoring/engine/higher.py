@@ -99,6 +99,8 @@ def entered(value: Tensor, mask: Mask, step: Run) -> Cotangent:
 
 def left(results: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """The plain tensors that go on to the next nodes: the values, joined to the record of the resulting cotangents."""
+    if not (torch.is_grad_enabled() or in_forward_mode()):
+        return list(values)
     done: dict[int, Any] = {}  # a cotangent that goes to several nodes leaves once
     for result, value in zip(results, values, strict=True):
         if id(result) not in done:

@@ -165,6 +165,14 @@ class Pass:
         if self._problems is not None:
             self._problems.report(self.raises_bugs)
 
+    def begin_again(self, count: Count | None) -> None:
+        """Prepare for another run of the engine over the same graph: the plan and the hooks stay."""
+        if self.count is not None:
+            self.count.end()
+        self.count = count
+        self.masks, self._engine_pass = {}, None
+        self._forget()
+
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
         """Record that something could not be followed.
 
@@ -273,7 +281,8 @@ class Pass:
         """The hook after a transferred node: plain PyTorch's derivative has run, and now the masks go through it."""
         if not self._is_mine():
             return None
-        mark_formula(node, function.may_select(node), results, arriving, self.forward)
+        if torch.is_grad_enabled():
+            mark_formula(node, function.may_select(node), results, arriving, self.forward)
         if transfer.runs_one_derivative and is_over_nothing(arriving):
             transfer = OverNothing
         values: Sequence[Any] = results
@@ -418,15 +427,19 @@ class Pass:
     def _let_go(self) -> None:
         """Remove the hooks, and free what the pass holds."""
         self._aside.__exit__(None, None, None)
-        for step in self.running.values():
-            step.abandon()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._forget()
+        self.graph = self.forward = {}
+
+    def _forget(self) -> None:
+        """Free what a run of the engine has left."""
+        for step in self.running.values():
+            step.abandon()
         self._arrived.clear()
         self.running.clear()
         self.entered.clear()
-        self.graph = self.forward = {}
 
 
 def _is_zerotensor(value: Any) -> bool:

@@ -34,8 +34,10 @@ _TAKING_OVER: list[TakeOver] = []
 def takes_over(take_over: TakeOver) -> TakeOver:
     """Register a function that may compute the gradients of `grad` in another way.
 
-    It is called as `take_over(once_more, roots, inputs, vectors, retain_graph, create_graph)`, and returns None if it
-    has nothing to do. `once_more(vectors, retain_graph)` is the call of `grad`, with other vectors.
+    It is called as `take_over(once_more, for_each, roots, inputs, vectors, retain_graph, create_graph)`, and returns
+    None if it has nothing to do. `once_more(vectors, retain_graph)` is the call of `grad`, with other vectors, and
+    `for_each(batch, retain_graph, as_calls)` gives the gradients for each of a list of vectors, stacked. `as_calls`
+    says whether each of them is a call of `grad`, instead of a run in one pass.
     """
     _TAKING_OVER.append(take_over)
     return take_over
@@ -177,35 +179,49 @@ def grad(
     def once_more(vectors: Any, retain: bool | None) -> Any:
         return grad(roots, of, vectors, retain, is_grads_batched=is_grads_batched, ignored=ignored, **rest)
 
+    def for_each(batch: Sequence[Any], retain: bool | None, as_calls: bool) -> Any:
+        if not as_calls and not is_grads_batched:
+            return _all_rows(_grads(roots, of, batch, retain, ignored, rest))
+        return _all_rows([*(once_more(vectors, True) for vectors in batch[:-1]), once_more(batch[-1], retain)])
+
     for take_over in _TAKING_OVER:
-        gradients = take_over(once_more, roots, of, given, retain_graph, create_graph)
+        gradients = take_over(once_more, for_each, roots, of, given, retain_graph, create_graph)
         if gradients is not None:
             return gradients
-    batch = _batch(roots, given) if is_grads_batched else None
-    if is_grads_batched and not batch:  # PyTorch raises its own error
+    if not is_grads_batched:
+        return _grads(roots, of, [given], retain_graph, ignored, rest)[0]
+    batch = _batch(roots, given)
+    if not batch:  # PyTorch raises its own error
         return torch.autograd.grad(roots, of, given, retain_graph, is_grads_batched=True, **rest)
-    if batch is None:
-        return _grad(roots, of, given, retain_graph, ignored, rest)
     # PyTorch runs a batch by `vmap`, which can't carry a mask.
-    return one_by_one(lambda vectors, retain: _grad(roots, of, vectors, retain, ignored, rest), batch, retain_graph)
+    return _all_rows(_grads(roots, of, batch, retain_graph, ignored, rest))
 
 
-def one_by_one(function: Callable[[Any, bool | None], Any], batch: Sequence[Any], retain_graph: bool | None) -> Any:
-    """The gradients for a batch of vectors. Each vector gets its own pass."""
-    rows = [function(vectors, True) for vectors in batch[:-1]]
-    rows.append(function(batch[-1], retain_graph))
+def _all_rows(rows: Sequence[Any]) -> Any:
+    """The gradients for a batch of vectors, from those for each vector."""
     return each(lambda *gradients: _stacked(list(gradients)), *rows)
 
 
-def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignored: str, rest: dict[str, Any]) -> Any:
+def _grads(
+    roots: Any, inputs: Any, batch: Sequence[Any], retain_graph: bool | None, ignored: str, rest: dict[str, Any]
+) -> list[Any]:
+    """The gradients for each of some vectors. Each vector gets its own run of PyTorch's engine, in one pass."""
     edges: Any = ()
     if ignored == "masked":
         edges = each(_edge_of_masked, inputs if isinstance(inputs, dict) else sequence(inputs))
+    results = []
     with _pass(roots, edges, inputs, rest["create_graph"]) as masked_pass:
-        result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
-    if ignored == "zero":
-        return result
-    return each(lambda gradient, edge: _masked(gradient, edge, masked_pass), result, edges)
+        for number, vectors in enumerate(batch, 1):
+            retain = retain_graph if number == len(batch) else True
+            result = torch.autograd.grad(roots, inputs, vectors, retain, **rest)
+            if ignored == "masked":
+                result = each(lambda gradient, edge: _masked(gradient, edge, masked_pass), result, edges)
+            results.append(result)
+            if number < len(batch):
+                count = COUNTING[0]() if COUNTING else None
+                if masked_pass is not None:
+                    masked_pass.begin_again(count)
+    return results
 
 
 def _pass(roots: Sequence[Any], edges: Any = (), asked_for: Any = None, recorded: bool = False) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ....functions.graph import AccumulateGrad, held_from, is_region
+from ....functions.graph import AccumulateGrad, held_from, is_region, regions_exist
 from ....masks.trees import (
     TreeSpec,
     keystr,
@@ -146,6 +146,8 @@ def note_regions(roots: Sequence[Any], gradients: Sequence[Any]) -> None:
         RuntimeError: if PyTorch recorded no such node, as 2.6 does, and an outer function differentiates by an argument
             of a region. Its derivative would lack the region, and nothing could tell later.
     """
+    if not regions_exist():
+        return
     nodes: list[Any] = list(held_from(gradients))
     recorded = [node for node in nodes if node.name() == "CompiledFunctionBackwardBackward"]
     edges = [GradientEdge(*edge) for node in held_from(roots) if is_region(node) for edge in node.next_functions]
@@ -159,6 +161,8 @@ def note_regions(roots: Sequence[Any], gradients: Sequence[Any]) -> None:
 
 def _refuse_second_derivatives(name: str, roots: Sequence[Any], inputs: Sequence[Tensor]) -> None:
     """Refuse to differentiate the gradient of a compiled region: PyTorch would leave out all that the region does."""
+    if not regions_exist():
+        return
     with torch.inference_mode(False), outside_all():
         nodes: list[Any] = list(held_from([root for root in roots if root.requires_grad]))
         functions = [node for node in nodes if isinstance(node, BackwardCFunction)]

@@ -25,7 +25,7 @@ from torch._functorch.pyfunctorch import (
 from ....functions.graph import held_from
 from ....masks.numbers import has_wrapper, inside_wrapper, is_wrapped
 from ...engine.higher import in_forward_mode
-from ...engine.passes import each, one_by_one, plain_is_enough, sequence, takes_over, tensors_in
+from ...engine.passes import each, plain_is_enough, sequence, takes_over, tensors_in
 from ...engine.plan import on_any_process
 
 _functorch: Any = torch._C._functorch
@@ -56,6 +56,7 @@ def outside_all() -> Iterator[None]:
 @takes_over
 def in_a_transform(
     once_more: Callable[[Any, bool | None], Any],
+    for_each: Callable[[Sequence[Any], bool | None, bool], Any],
     roots: Sequence[Any],
     inputs: Any,
     vectors: Any,
@@ -68,7 +69,7 @@ def in_a_transform(
     batch = _batch_with_masks(roots, inputs, vectors, create_graph)
     if batch:
         with outside():
-            gradients = one_by_one(once_more, batch, retain_graph)
+            gradients = for_each(batch, retain_graph, in_transform())
         return each(lambda gradient: None if gradient is None else batched_again(gradient), gradients)
     if not any(isinstance(t, Tensor) and is_wrapped(t) for t in (*roots, *tensors_in(inputs), *tensors_in(vectors))):
         with outside_all():

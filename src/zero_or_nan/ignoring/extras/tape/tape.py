@@ -32,7 +32,7 @@ from ....masks.cotangent import Cotangent, NotFollowed, Run, mask_of, unwrap
 from ....masks.in_place import RESHAPING, OpOverload, out_of_place, written_by
 from ....masks.mask import Mask, all_count
 from ....masks.trees import tree_leaves
-from ....masks.watching import Watching, functions_unseen
+from ....masks.watching import Watching, functions_unseen, set_recording
 from ...engine.attach import not_compiled
 from ...engine.dispatch import dispatch
 from .memory import Lost, Memory, key_of, same_bits
@@ -176,13 +176,17 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         """Call a function of the tape. If it fails, the tape is lost, and the user's code runs on."""
         if self.lost is not None or self.is_paused:
             return None
+        recording = torch.is_grad_enabled()
+        set_recording(False)
         try:
-            with functions_unseen(), torch.no_grad():
+            with functions_unseen():
                 return function(*args)
         except Exception as error:
             self.lost = error
             self._memory.clear()
             return None
+        finally:
+            set_recording(recording)
 
     def _begin(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
         """Look at an operator before it runs. Returns what to call with its result."""
@@ -427,8 +431,12 @@ def _is_reshaping(op: Any) -> bool:
     return name.endswith("_") and name.removesuffix("_") in RESHAPING
 
 
-def _tensors(things: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(things) if isinstance(leaf, Tensor)]
+def _tensors(thing: Any) -> list[Tensor]:
+    """The tensors among arguments or results. `tree_leaves` takes longer than most operators."""
+    if isinstance(thing, Tensor):
+        return [thing]
+    items = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (tuple, list)) else ()
+    return [tensor for item in items for tensor in _tensors(item)]
 
 
 def _with_twins(thing: Any, twins: dict[int, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What people use today, run on a program: which line it names, and whether it says anything at all.
+"""What people use today, run on a program: the line that it names, and whether it reports anything.
 
 - `anomaly_mode`: `torch.autograd.detect_anomaly`, forward and backward under it.
 - `forward_hooks`: of the kind of `DebugUnderflowOverflow` in Hugging Face's transformers, which looks at each module's
@@ -33,8 +33,6 @@ from torch.utils._pytree import tree_leaves
 
 from zero_or_nan.ignoring.inside import graph_from, leaves_of
 
-from .program import Program
-
 
 @dataclass(frozen=True)
 class Told:
@@ -44,12 +42,12 @@ class Told:
     line: int | None = None
 
 
-def anomaly_mode(program: Program) -> Told:
+def anomaly_mode(program: Callable[[], Any]) -> Told:
     """The innermost line of the program in the traceback that anomaly mode warns with."""
     with warnings.catch_warnings(record=True) as warned, torch.autograd.set_detect_anomaly(True):
         warnings.simplefilter("always")
         try:
-            program.run()
+            program()
         except RuntimeError as error:
             if "returned nan values" not in str(error):
                 raise
@@ -59,7 +57,7 @@ def anomaly_mode(program: Program) -> Told:
     return Told(True, _innermost([text.partition("Previous calculation")[0]], program))
 
 
-def forward_hooks(program: Program) -> Told:
+def forward_hooks(program: Callable[[], Any]) -> Told:
     """The line that called the first module with a parameter, an input or an output that is not finite."""
 
     def look(module: nn.Module, args: Any, result: Any) -> None:
@@ -68,7 +66,7 @@ def forward_hooks(program: Program) -> Told:
 
     handle = nn.modules.module.register_module_forward_hook(look)
     try:
-        program.run()
+        program()
     except _Found as found:
         return Told(True, found.line)
     finally:
@@ -76,7 +74,7 @@ def forward_hooks(program: Program) -> Told:
     return Told(False)
 
 
-def loss_and_parameters(program: Program) -> Told:
+def loss_and_parameters(program: Callable[[], Any]) -> Told:
     """Whether a loss, or after a pass a parameter, is not finite."""
     parameters: list[Tensor] = []
     found = False
@@ -97,11 +95,11 @@ def loss_and_parameters(program: Program) -> Told:
         patch.object(torch.autograd, "backward", wrapped(torch.autograd.backward)),
         patch.object(torch.autograd, "grad", wrapped(torch.autograd.grad)),
     ):
-        program.run()
+        program()
     return Told(found or not _are_finite(parameters))
 
 
-def debug_mode(program: Program) -> Told:
+def debug_mode(program: Callable[[], Any]) -> Told:
     """The line of the first operator whose result is not finite; in backward, the line that made its node."""
     from torch.utils._debug_mode import DebugMode
 
@@ -111,16 +109,16 @@ def debug_mode(program: Program) -> Told:
         return {"bad": func not in brings and not _are_finite(result if result is not None else args[:1])}
 
     with DebugMode(record_stack_trace=True) as mode, DebugMode.dispatch_hooks(record_hook=check):
-        program.run()
+        program()
     bad = next((call for call in mode.operators if (call.record or {}).get("bad")), None)
     if bad is None:
         return Told(False)
     return Told(True, _innermost([bad.fwd_stack_trace or bad.stack_trace or ""], program))
 
 
-def debug_underflow_overflow(program: Program) -> Told:
+def debug_underflow_overflow(program: Callable[[], Any]) -> Told:
     """The line that called the module that it names. It is given each module that the program calls."""
-    from transformers.debug_utils import DebugUnderflowOverflow  # type: ignore[import-not-found]
+    from transformers.debug_utils import DebugUnderflowOverflow
 
     running: list[nn.Module] = []
     watched: dict[nn.Module, Any] = {}
@@ -139,7 +137,7 @@ def debug_underflow_overflow(program: Program) -> Told:
     )
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            program.run()
+            program()
     except ValueError as error:
         if "DebugUnderflowOverflow" not in str(error):
             raise
@@ -150,7 +148,7 @@ def debug_underflow_overflow(program: Program) -> Told:
     return Told(False)
 
 
-def torchlens(program: Program) -> Told:
+def torchlens(program: Callable[[], Any]) -> Told:
     """The line of the first bad result of the forward pass; if there is none, of the first birth in the first pass."""
     import torchlens as lens  # type: ignore[import-not-found]
 
@@ -159,7 +157,7 @@ def torchlens(program: Program) -> Told:
         found = lens.debug.find_nan(_Model(program), torch.ones(1), capture=lens.options.CaptureOptions(**_LENS))
         if found.found and found.func_name not in ("tensor", "empty"):  # data, and memory to be filled
             file, _, number = (found.source_line or "").rpartition(":")
-            return Told(True, int(number) if file == program.filename else None)
+            return Told(True, int(number) if file == program.__code__.co_filename else None)
         x = torch.ones(1, requires_grad=True)
         capture = lens.options.CaptureOptions(save_grads=True, **_LENS)
         trace = lens.trace(_Model(program, until_backward=True), x, capture=capture)
@@ -168,13 +166,13 @@ def torchlens(program: Program) -> Told:
         if backward.birth is None or backward.birth.op_label is None:
             return Told(backward.found or found.found)
         places = trace[backward.birth.op_label].code_context
-        lines = [place.line_number for place in places if place.file == program.filename]
+        lines = [place.line_number for place in places if place.file == program.__code__.co_filename]
         return Told(True, lines[0] if lines else None)
 
 
 _LENS = {"unwrap_when_done": True}
 
-BASELINES: dict[str, Callable[[Program], Told]] = {
+TOOLS: dict[str, Callable[[Callable[[], Any]], Told]] = {
     "anomaly mode": anomaly_mode,
     "forward hooks": forward_hooks,
     "loss and parameters": loss_and_parameters,
@@ -189,7 +187,7 @@ def versions() -> dict[str, str]:
     """The version of each tool that is installed; PyTorch's, of its own tools and of those that imitate others."""
     own = {"DebugUnderflowOverflow": "transformers", "torchlens": "torchlens"}
     found = {}
-    for name in BASELINES:
+    for name in TOOLS:
         package = own.get(name, "torch")
         if importlib.util.find_spec(package) and (name != "DebugMode" or _has_debug_mode()):
             found[name] = f"{package} {importlib.metadata.version(package)}"
@@ -217,7 +215,7 @@ class _Model(nn.Module):
     made before it is traced, so that memory is zeros here.
     """
 
-    def __init__(self, program: Program, until_backward: bool = False) -> None:
+    def __init__(self, program: Callable[[], Any], until_backward: bool = False) -> None:
         super().__init__()
         self.program, self.until_backward = program, until_backward
 
@@ -231,7 +229,7 @@ class _Model(nn.Module):
             if self.until_backward:
                 stack.enter_context(patch.object(torch.autograd, "backward", stop))
             try:
-                self.program.run()
+                self.program()
             except _Stop as stopped:
                 return stopped.loss.sum() + 0 * x.sum()
         return x + 0
@@ -243,9 +241,9 @@ class _Found(Exception):
         self.line = line
 
 
-def _innermost(frames: list[str], program: Program) -> int | None:
+def _innermost(frames: list[str], program: Callable[[], Any]) -> int | None:
     """The innermost line of a program in a traceback."""
-    lines = re.findall(rf'File "{re.escape(program.filename)}", line (\d+)', "".join(frames))
+    lines = re.findall(rf'File "{re.escape(program.__code__.co_filename)}", line (\d+)', "".join(frames))
     return int(lines[-1]) if lines else None
 
 
