@@ -138,11 +138,17 @@ engine: Any = torch.autograd.Variable._execution_engine
 
 _LEAF = torch.zeros((), requires_grad=True, device="cpu")
 _here = threading.local()
-_LEAF.register_hook(lambda gradient: setattr(_here, "run", engine_run()))  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _add_hook() -> None:
+    """Let runs to the leaf note their number. Not at import, which changes nothing in PyTorch, not even a count of hooks."""
+    _LEAF.register_hook(lambda gradient: setattr(_here, "run", engine_run()))  # type: ignore[no-untyped-call]
 
 
 def runs_of_the_engine() -> int:
     """How many runs PyTorch's engine has begun, in all threads. To find out, this function starts one, which counts."""
+    _add_hook()
     engine.run_backward((_LEAF,), (_LEAF.detach(),), False, False, (_LEAF,), True, False)
     return _here.run  # type: ignore[no-any-return]
 
