@@ -142,7 +142,7 @@ _here = threading.local()
 
 @functools.cache
 def _add_hook() -> None:
-    """Let runs to the leaf note their number. Not at import, which changes nothing in PyTorch, not even a count of hooks."""
+    """Let runs to the leaf note their number. Not at import: it changes no count in PyTorch."""
     _LEAF.register_hook(lambda gradient: setattr(_here, "run", engine_run()))  # type: ignore[no-untyped-call]
 
 
