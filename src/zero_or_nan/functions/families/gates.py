@@ -46,7 +46,7 @@ numerics("clamp", kinks=lambda node: (node._saved_min, node._saved_max), uses_ki
 numerics("clamp_min", kinks=lambda node: (node._saved_min,), uses_kinks=CLAMPS_USE_BOUNDS)
 numerics("clamp_max", kinks=lambda node: (node._saved_max,), uses_kinks=CLAMPS_USE_BOUNDS)
 numerics("maximum minimum", of_equals={"": "all"})
-numerics("fmax fmin", of_equals={"": "one"})
+numerics("fmax fmin", of_equals={"": "one" if CLAMPS_USE_BOUNDS else "all"})  # the same change of PyTorch
 
 
 @transfer("Relu", reads=("_raw_saved_result",))
