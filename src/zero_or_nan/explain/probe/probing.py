@@ -254,13 +254,14 @@ def towards(loss: Loss, number: int, kinds: Sequence[Kind]) -> Iterator[Case]:
         if gap is None or not gap.requires_grad or not moved:
             return
         leaves = [given[at] for at in moved]
-        slopes = torch.autograd.grad(gap, leaves, allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(gap, leaves, allow_unused=True, materialize_grads=True)
+        slopes = [slope.detach() for slope in found]  # a gradient that PyTorch fills in requires a gradient
         size = float(sum(slope.double().square().sum() for slope in slopes))
         if not 0 < size < math.inf or not math.isfinite(gap.item()):
             return
         step = (gap.item() + 0.5 * abs(gap.item()) + 1e-3) / size
         for at, slope in zip(moved, slopes, strict=True):
-            case = case.with_input(at, case.tensors[at] - step * slope.detach())
+            case = case.with_input(at, case.tensors[at] - step * slope)
         if not all(map(is_within, kinds, loss.example.tensors, case.tensors)):
             return
         yield case
