@@ -161,7 +161,7 @@ DECISIONS = (
     (
         "A plain loop",
         "A training loop",
-        "A check of every pass whether all numbers are finite. On a bad batch, also the masks.",
+        "Each pass checks whether all numbers are finite. On a bad batch, it also computes the masks.",
         "It does not follow an operator that has no rule. A warning names the operator.",
     ),
     (
