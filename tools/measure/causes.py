@@ -14,6 +14,7 @@ ATTENTION = frozenset(
     """
     nn.functional.multi_head_attention_forward nn.functional.scaled_dot_product_attention
     torch.ops.aten._efficient_attention_forward torch.ops.aten._flash_attention_forward
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     """.split()
 )
 
