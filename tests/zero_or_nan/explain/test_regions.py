@@ -190,6 +190,8 @@ def plain(function):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_uncompiled(name):
+    if name == "a checkpoint around" and torch.__version__ < (2, 8):
+        pytest.xfail("before PyTorch 2.8, a compiled region in a checkpoint gets another remedy, for the same origin")
     expected, report = reported(name, plain), reported(name)
     assert sorted(told(report), key=str) == sorted(told(expected), key=str)
     assert {RAN_AGAIN, DREW_AGAIN}.issuperset(report.notes)
