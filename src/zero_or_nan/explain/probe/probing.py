@@ -96,7 +96,7 @@ class Search:
     def __init__(self, loss: Loss, ends: float) -> None:
         self.loss, self._ends = loss, ends
         self.report = ProbeReport()
-        self.kinds = list(map(kind_of, loss.example.tensors))
+        self.kinds = [kind_of(each, not wants) for each, wants in zip(loss.example.tensors, loss.wants, strict=True)]
         self._kept: set[Key] = set()
 
     def run(self) -> bool:
@@ -111,7 +111,8 @@ class Search:
         self.report.searched = list(dict.fromkeys(edges))
         fail_alone: set[Change] = set()  # what fails alone says nothing new together with another change
         likely = candidates(example, *self._inputs(), self.loss.used)
-        for candidate in itertools.chain(likely, self._towards(edges[:MOST_EDGES])):
+        trained = map(Candidate, towards(self.loss, None, self.kinds))
+        for candidate in itertools.chain(likely, trained, self._towards(edges[:MOST_EDGES])):
             if self._is_over():
                 return False
             if fail_alone.isdisjoint(candidate.changes) and self.loss.fails(candidate.case):
@@ -126,7 +127,7 @@ class Search:
         """The inputs, and the parameters."""
         given = zip(self.loss.names, self.loss.example.tensors, self.kinds, self.loss.wants, strict=True)
         inputs = [Input(name, tensor, kind, is_data=not wants) for name, tensor, kind, wants in given]
-        return inputs, [Input(name, each, kind_of(each), False) for name, each in self.loss.parameters.items()]
+        return inputs, [Input(name, each, kind_of(each, False), False) for name, each in self.loss.parameters.items()]
 
     def _towards(self, edges: Sequence[Edge]) -> Iterator[Candidate]:
         """Cases that the gradient leads to, for each call that has not failed yet."""
@@ -237,21 +238,26 @@ def _is_far(call: Call) -> bool:
     return isinstance(number, (int, float)) and number != 0 and (call.name == "div" or number == int(number) > 0)
 
 
-def towards(loss: Loss, number: int, kinds: Sequence[Kind]) -> Iterator[Case]:
-    """Cases in which the operand of a call comes nearer to its edge, and passes it.
+def towards(loss: Loss, number: int | None, kinds: Sequence[Kind]) -> Iterator[Case]:
+    """Cases in which the operand of a call comes nearer to its edge, and passes it, or in which the loss is trained.
 
     Args:
         loss: the loss.
-        number: which of the calls with an edge, in order of time.
+        number: which of the calls with an edge, in order of time; None to bring the loss itself to 0, because training
+            does so, until no triplet of a batch counts any more.
         kinds: those of the inputs.
     """
     case = loss.example
-    moved = [at for at, kind in enumerate(kinds) if kind == "numbers"]
+    moved = [at for at, kind in enumerate(kinds) if kind == "numbers" and (number is not None or loss.wants[at])]
     for _ in range(_STEPS):
         calls = Calls()
-        given = loss.recorded(case, calls)
-        gap = _gap(calls.found[number]) if given and number < len(calls.found) else None
-        if gap is None or not gap.requires_grad or not moved:
+        recorded = loss.recorded(case, calls)
+        if recorded is None or not moved:
+            return
+        gap, given = recorded
+        if number is not None:
+            gap = _gap(calls.found[number]) if number < len(calls.found) else None
+        if gap is None or not gap.requires_grad:
             return
         leaves = [given[at] for at in moved]
         found = torch.autograd.grad(gap, leaves, allow_unused=True, materialize_grads=True)
