@@ -113,7 +113,8 @@ def test_a_gradient_leads_where_no_special_input_does():
 def test_whole_numbers_with_a_gradient_may_be_equal_to_a_target():
     """A predicted box has a gradient, so its corners count nothing, even if the example has whole numbers."""
     boxes, targets = wants([10.0, 20.0], [30.0, 50.0]), torch.tensor([[11.0, 23.0], [28.0, 55.0]])
-    (finding,) = explain.probe(lambda boxes, targets: (boxes - targets).norm(dim=1).log().mean(), boxes, targets).findings
+    report = explain.probe(lambda boxes, targets: (boxes - targets).norm(dim=1).log().mean(), boxes, targets)
+    (finding,) = report.findings
     assert finding.distance == "boxes is equal to targets"
 
 

@@ -294,8 +294,8 @@ def _all_but_one(x: Tensor, value: float) -> Tensor:
 
 def _may_be(kind: Kind, other: Kind) -> bool:
     """Whether an input of a kind may be equal to one of another kind."""
-    pair = kind, other
-    return kind in _FLOATS and (kind in (other, "numbers") or pair in (("fractions", "choices"), ("positives", "counts")))
+    also = {"numbers": other, "fractions": "choices", "positives": "counts"}
+    return kind in _FLOATS and other in (kind, also.get(kind))
 
 
 def _like(tensor: Tensor, x: Tensor, sign: int) -> Tensor:
