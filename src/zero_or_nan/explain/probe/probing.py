@@ -111,7 +111,8 @@ class Search:
         self.report.searched = list(dict.fromkeys(edges))
         fail_alone: set[Change] = set()  # what fails alone says nothing new together with another change
         likely = candidates(example, *self._inputs(), self.loss.used)
-        trained = map(Candidate, towards(self.loss, None, self.kinds))
+        # Training brings the loss itself to 0, and then no triplet of a batch may count any more.
+        trained = map(Candidate, towards(self.loss, self.kinds, lambda loss, calls: loss))
         for candidate in itertools.chain(likely, trained, self._towards(edges[:MOST_EDGES])):
             if self._is_over():
                 return False
@@ -132,7 +133,7 @@ class Search:
     def _towards(self, edges: Sequence[Edge]) -> Iterator[Candidate]:
         """Cases that the gradient leads to, for each call that has not failed yet."""
         for number, edge in enumerate(edges):
-            cases = towards(self.loss, number, self.kinds)
+            cases = towards(self.loss, self.kinds, functools.partial(_gap_of, number))
             while edge in self.report.searched and (case := next(cases, None)) is not None:
                 yield Candidate(case)
 
@@ -238,25 +239,23 @@ def _is_far(call: Call) -> bool:
     return isinstance(number, (int, float)) and number != 0 and (call.name == "div" or number == int(number) > 0)
 
 
-def towards(loss: Loss, number: int | None, kinds: Sequence[Kind]) -> Iterator[Case]:
-    """Cases in which the operand of a call comes nearer to its edge, and passes it, or in which the loss is trained.
+def towards(loss: Loss, kinds: Sequence[Kind], gap_of: Callable[[Tensor, list[Call]], Tensor | None]) -> Iterator[Case]:
+    """Cases in which a number comes nearer to 0, and passes it.
 
     Args:
         loss: the loss.
-        number: which of the calls with an edge, in order of time; None to bring the loss itself to 0, because training
-            does so, until no triplet of a batch counts any more.
         kinds: those of the inputs.
+        gap_of: gives the number for a loss and its calls with an edge, in order of time; None if there is none.
     """
     case = loss.example
-    moved = [at for at, kind in enumerate(kinds) if kind == "numbers" and (number is not None or loss.wants[at])]
+    moved = [at for at, kind in enumerate(kinds) if kind == "numbers"]
     for _ in range(_STEPS):
         calls = Calls()
         recorded = loss.recorded(case, calls)
         if recorded is None or not moved:
             return
-        gap, given = recorded
-        if number is not None:
-            gap = _gap(calls.found[number]) if number < len(calls.found) else None
+        now, given = recorded
+        gap = gap_of(now, calls.found)
         if gap is None or not gap.requires_grad:
             return
         leaves = [given[at] for at in moved]
@@ -271,6 +270,10 @@ def towards(loss: Loss, number: int | None, kinds: Sequence[Kind]) -> Iterator[C
         if not all(map(is_within, kinds, loss.example.tensors, case.tensors)):
             return
         yield case
+
+
+def _gap_of(number: int, loss: Tensor, calls: list[Call]) -> Tensor | None:
+    return _gap(calls[number]) if number < len(calls) else None
 
 
 def _gap(call: Call) -> Tensor | None:
