@@ -110,7 +110,8 @@ def test_an_api_can_be_narrowed_to_a_name_also_of_a_method(visit):
     assert [name.locator("dt[id]").first.get_attribute("id") for name in names.all() if name.is_visible()] == [
         "zero_or_nan.explain.Report"
     ]
-    assert status.inner_text() == f"1 of {every} names" and not visit.page.locator("#callbacks-for-trainers").is_visible()
+    assert status.inner_text() == f"1 of {every} names"
+    assert not visit.page.locator("#callbacks-for-trainers").is_visible()
     visit.page.evaluate("location.hash = 'callbacks-for-trainers'")
     visit.page.locator("#callbacks-for-trainers").wait_for()
     assert names.last.is_visible()
