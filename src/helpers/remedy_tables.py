@@ -137,10 +137,10 @@ def numbers_table(rows: Sequence[Row], word: str, caption: str, closed: bool = F
             )
             body.append([html.escape(row.situation.name), html.escape(right), told])
     head = ["case", "reference", "gives, by which remedy"]
-    table = show.prose(show.table(caption, head, body))
+    table = show.table(caption, head, body)
     if closed:
         table = f"<details><summary>{caption}, in {len(body)} cases</summary>{table}</details>"
-    show.show(show.Item("\n".join(plain), table))
+    show.show(show.Item("\n".join(plain), show.prose(table)))
 
 
 def changes_table(row: Row) -> None:
