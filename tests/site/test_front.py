@@ -102,6 +102,20 @@ def test_the_atlas_can_be_narrowed_to_a_node(visit):
     assert points.last.is_visible()
 
 
+def test_an_api_can_be_narrowed_to_a_name_also_of_a_method(visit):
+    visit.open("chapters/api.html")
+    names, status = visit.page.locator("section > dl.py"), visit.page.locator(".filter [role=status]")
+    every = names.count()
+    visit.page.get_by_label("Show the names with").fill("report.ok")
+    seen = [name.locator("dt[id]").first.get_attribute("id") for name in names.all() if name.is_visible()]
+    assert seen == ["zero_or_nan.explain.Report", "zero_or_nan.explain.ProbeReport"]  # not explain, which shows it
+    assert status.inner_text() == f"2 of {every} names"
+    assert not visit.page.locator("#callbacks-for-trainers").is_visible()
+    visit.page.evaluate("location.hash = 'callbacks-for-trainers'")
+    visit.page.locator("#callbacks-for-trainers").wait_for()
+    assert names.last.is_visible()
+
+
 def test_the_list_of_nodes_is_short_until_a_name_is_typed_or_followed(visit):
     visit.open("chapters/returned-nan-values.html")
     assert visit.page.evaluate("document.documentElement.scrollHeight") <= 12 * 800
