@@ -44,10 +44,6 @@ def svg(figure):
     return figure.wide[0]
 
 
-def ids(svg):
-    return re.findall(r'\bid="([^"]+)"', svg)
-
-
 def test_a_figure_needs_a_text_in_its_place_and_a_label_at_each_axis(shown):
     with pytest.raises(ValueError, match="alt is empty: write what the figure shows"), drawing("\n\t"):
         pytest.fail("the block must not be entered")
@@ -106,7 +102,7 @@ def test_ink_font_and_background_are_the_pages_own(svg):
 def test_ids_of_two_figures_are_apart(shown):
     draw("one", "c")
     draw("one", "")
-    a, b = (set(ids("".join(figure.wide + figure.narrow))) for figure in shown)
+    a, b = (set(re.findall(r'\bid="([^"]+)"', "".join(figure.wide + figure.narrow))) for figure in shown)
     assert a and b and not a & b
 
 
