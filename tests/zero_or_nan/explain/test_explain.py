@@ -298,7 +298,7 @@ def forward_algorithm_of_a_chain():
     (-alpha.logsumexp(0) - alpha[1]).backward()
 
 
-# What is harmless stands beside what is not.
+# What is harmless stands beside what is not, or spreads to later steps.
 
 
 @program("undefined backward sqrt")
@@ -309,6 +309,18 @@ def metric_that_is_nan_before():
     length = logits.square().sum(1).sqrt()  # born
     assert len(log["accuracy"]) == 3
     length.mean().backward()
+
+
+@program("undefined forward div", "contaminated forward log")
+def two_steps_two_mistakes():
+    first, second = nn.Linear(2, 1), nn.Linear(2, 2)
+    for step in range(5):
+        x, weight = torch.randn(3, 2), torch.full((3, 1), float(step != 1))
+        mean = (first(x) * weight).sum() / weight.sum()  # born 1
+        mean.backward()
+        rate = second(x).abs() * float(step != 3)
+        surprise = rate.log()  # born 2
+        surprise[rate > 0].sum().backward()
 
 
 @program("overflow forward log", "overflow backward sqrt")
