@@ -5,10 +5,6 @@ import pytest
 CASE = "chapters/where-over-exp.html"
 
 
-def box(tab, selector):
-    return tab.page.locator(selector).first.bounding_box()
-
-
 def test_what_is_wrong_and_the_fix_are_side_by_side_in_the_first_screen(visit, phone):
     visit.open("")
     wrong, fix = (cell.bounding_box() for cell in visit.page.locator(".cell.tag_beside").all())
@@ -22,7 +18,7 @@ def test_what_is_wrong_and_the_fix_are_side_by_side_in_the_first_screen(visit, p
         ways_on = tab.page.locator(".ways-on a")
         assert ways_on.all_inner_texts() == ["I have an error", "Find the line", "Learn why"]
         assert all(link.bounding_box()["y"] < 860 for link in ways_on.all())
-    assert box(visit, "[data-backward]")["y"] < 600
+    assert visit.page.locator("[data-backward]").first.bounding_box()["y"] < 600
 
 
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
