@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STEPS = ("book", "check", "from-notebook", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
 MEASURES = tuple(
-    "attention compiled costs explained first-look honesty masked fixed penguins probe remedies setups".split()
+    "attention compiled costs explained first-look honesty masked fixed mutants penguins probe remedies setups".split()
 )
 VERSIONS = ("jax", "library-tests", "matrix", "peers")
 COMMANDS = {
@@ -40,8 +40,15 @@ OF_SOME = {
     "peers": "packages",
     **dict.fromkeys(MEASURES, "what to measure"),
     "compiled": "backends of torch.compile, and layers or losses",
+    "mutants": "files and folders of code",
 }
 """Commands that take names. Without names, such a command works on everything. An unknown name is an error."""
+
+ONLY_FOR = {
+    "count": ("mutants", "how many mutants to draw (default: 40)"),
+    "seed": ("mutants", "the number that an earlier run printed, to draw its mutants again"),
+}
+"""Options that are a number and belong to one command: the command, and what the number says."""
 
 
 def main() -> int:
@@ -58,9 +65,15 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=int, default=120, help="the most seconds that one cell may run (default: 120)"
     )
+    for name, (command, about) in ONLY_FOR.items():
+        parser.add_argument(f"--{name}", type=int, help=f"only for {command}: {about}")
     options = parser.parse_args()
     if options.names and options.command not in OF_SOME:
         parser.error(f"{options.command} takes no names; only these commands do: {', '.join(OF_SOME)}")
+    for name, (command, _) in ONLY_FOR.items():
+        number = getattr(options, name)
+        if number is not None and (options.command != command or number < 1):
+            parser.error(f"--{name} works only with {command}, and must be at least 1")
     from .disk import complaint
     from .project import Problem, Project
 
@@ -83,7 +96,8 @@ def _run(options: argparse.Namespace, project: Project) -> int:
 
         return int(getattr(Build(project, options.timeout), name)(*options.names))
     module = importlib.import_module(COMMANDS[options.command], __package__)
-    return int(getattr(module, name)(project, *options.names) or 0)
+    extra = {name: number for name in ONLY_FOR if (number := getattr(options, name)) is not None}
+    return int(getattr(module, name)(project, *options.names, **extra) or 0)
 
 
 if __name__ == "__main__":
