@@ -77,7 +77,7 @@ function(
     "Pow",
     safe_if=MODERATE,
     only_if=_has_a_small_power,
-    fills=("Where(None, Mul(Mul(Pow)))", "Where(None, Mul(Pow, Log))"),
+    fills=("Where(None, Mul(Mul(Pow)))", "Where(None, Mul(Pow))"),
 )
 
 # Quotients: the derivative divides by a saved tensor.
@@ -97,7 +97,20 @@ function("Xlogy", fills=("MaskedFill(Xlogy)",))
 
 # With `eps`, a number near 0 or 1 is replaced.
 
-function("Logit", selects=lambda node: node._saved_eps is not None)
+
+def _fills_in_nan(node: Any) -> bool:
+    """True if `logit` had no `eps`: then its derivative divides by x * (1 - x), and fills in NaN where it is below 0."""
+    (quotient, _), _ = node.next_functions
+    return not bool((quotient._saved_other >= 0).logical_and_(node._saved_condition.logical_not()).any())
+
+
+function(
+    "Logit",
+    selects=lambda node: node._saved_eps is not None,
+    compares=True,
+    fills=("Where(Div(Mul(Sub)), None)",),
+    fills_if=_fills_in_nan,
+)
 
 # Written in Python, in operators that have rules.
 
