@@ -40,6 +40,8 @@ FILLED = {
     "sgn of complex numbers": (lambda x: torch.sgn(torch.complex(x, x)).real, [0.0, 1.0]),
     "angle of complex numbers": (lambda x: torch.angle(torch.complex(x, x)), [0.0, 1.0]),
 }
+if torch.__version__ >= "2.15":  # compared as versions; before, it had no derivative
+    FILLED["bessel_y1"] = torch.special.bessel_y1, [0.0, 1.5]
 
 
 def derivative(grads, f, point, w=(0.7, -1.3)):
@@ -126,7 +128,7 @@ def test_explain_does_not_call_such_a_gradient_contaminated(watches_the_first):
 HARMLESS = frozenset(
     """
     GridSampler2DBackward GridSampler3DBackward IndexReduce Nextafter ScatterReduce SpecialBesselJ1
-    SpecialI1 SpecialI1E
+    SpecialI1 SpecialI1E SpecialModifiedBesselI1
     """.split()
 )
 """Their formulas fill in a NaN, or compute with a harmless number in place of 0: no zero hides another number."""

@@ -89,6 +89,7 @@ function("Div", safe_if=AWAY_FROM_ZERO, safe_if_saved={"self": MODERATE})
 
 function("Angle", fills=("Where(None, Mul(Div(Pow(Abs))))",))
 function("Atan2", fills=("MaskedFill(Reciprocal(Add(Mul)))",))
+function("SpecialBesselY1", since="2.15", fills=("Where(None, Sub(SpecialBesselY0))",))
 function("Copysign", fills=("MaskedFill(Div(Copysign))",))
 function("Sgn", fills=("MaskedFill(Div(Mul(Abs)))",))
 function("Sinc", fills=("Where(None, Mul(Div(Sub(Sin))))",))
@@ -99,7 +100,7 @@ function("Xlogy", fills=("MaskedFill(Xlogy)",))
 
 
 def _fills_in_nan(node: Any) -> bool:
-    """True if `logit` had no `eps`: then its derivative divides by x * (1 - x), and fills in NaN where it is below 0."""
+    """True if `logit` had no `eps`. Then the derivative divides by x(1 - x), and fills in NaN where that is below 0."""
     (quotient, _), _ = node.next_functions
     return not bool((quotient._saved_other >= 0).logical_and_(node._saved_condition.logical_not()).any())
 
