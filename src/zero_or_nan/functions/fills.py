@@ -33,11 +33,13 @@ from .graph import KINDS, Graph, function_of
 _Formula = tuple[str, tuple[Any, ...]] | None
 """The name of a function, and what is ahead of it. None is a missing gradient."""
 
-FORMULAS: dict[str, list[tuple[Sequence[_Formula], Callable[[Any], bool]]]] = {"MaskedFill": [], "Where": []}
+_If = Callable[[Any], bool] | None
+
+FORMULAS: dict[str, list[tuple[Sequence[_Formula], _If]]] = {"MaskedFill": [], "Where": []}
 """What is ahead of a node that fills in zeros, and a condition on the node, by the node's function."""
 
 
-def add_formula(written: str, only_if: Callable[[Any], bool] | None) -> None:
+def add_formula(written: str, only_if: _If) -> None:
     """Add a node that fills in zeros, and what is ahead of it, as in "MaskedFill(Div(Norm))"."""
 
     def parsed(part: Any) -> _Formula:
@@ -47,7 +49,7 @@ def add_formula(written: str, only_if: Callable[[Any], bool] | None) -> None:
         return ast.unparse(function), tuple(map(parsed, ahead))
 
     name, ahead = parsed(ast.parse(written, mode="eval").body) or ("", ())
-    FORMULAS[name].append((ahead, only_if or (lambda node: True)))
+    FORMULAS[name].append((ahead, only_if))
 
 
 _KEY = "zero_or_nan: whether a derivative formula fills in the zeros of this node"
@@ -107,7 +109,7 @@ def mark_formula(
             continue
         seen.add(node)
         if type(node) in _CONDITIONS:
-            if not selects:
+            if not selects or None in fills_in(node):  # `renorm` selects, and its derivative has that of a norm in it
                 _mark(node)
             elif where_unordered is not None:
                 node.metadata[_UNORDERED] = where_unordered(_condition(node))
@@ -119,12 +121,13 @@ def mark_formulas(graph: Graph) -> None:
     choosing = [node for node in graph if type(node) in _CONDITIONS and not is_fill(node)]
     conditions = {node: only_if for node in choosing for only_if in fills_in(node)}
     for node in _computed_in_cpp(list(conditions)):
-        if conditions[node](node):
+        only_if = conditions[node]
+        if only_if is None or only_if(node):
             _mark(node)
 
 
-def fills_in(node: Any) -> list[Callable[[Any], bool]]:
-    """The conditions of the formulas that a node which chooses is like."""
+def fills_in(node: Any) -> list[_If]:
+    """The condition of each formula that a node which chooses is like. None stands for no condition."""
     ahead = [ahead for ahead, _ in node.next_functions]
     return [only_if for formula, only_if in FORMULAS[function_of(node.name())] if _are_like(ahead, formula)]
 

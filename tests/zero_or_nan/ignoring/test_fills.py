@@ -26,6 +26,7 @@ FILLED = {
         [1.0, 2.0],
     ),
     "dist": (lambda x: torch.dist(x, x.detach()), [1.0, 2.0]),
+    "renorm, within the formula of a function that selects": (lambda x: x[None].renorm(0.5, 0, 0.5)[0], [0.0, 1.0]),
     "sinc": (torch.sinc, [0.0, 1.5]),
     "copysign": (lambda x: torch.copysign(x, torch.ones(2).double()) ** 2, [0.0, 2.0]),
     "atan2": (lambda x: torch.atan2(x[0], x[1]), [0.0, 0.0]),
@@ -70,7 +71,7 @@ def test_a_derivative_behind_a_filled_zero_is_plain_pytorchs(case):
 
 
 def test_a_recorded_selection_selects_nothing_where_it_compared_nan():
-    """Elsewhere, the second derivative of a number that `clamp` or `logit` replaced is 0, whatever is behind it."""
+    """Elsewhere, what was not selected has the second derivative 0."""
     x = torch.tensor([math.nan, 0.0, 0.3], dtype=torch.float64, requires_grad=True)
     (slope,) = ignoring.grad(x.logit(0.1).sum(), [x], create_graph=True)
     (second,) = ignoring.grad(slope.sum(), [x])
@@ -79,6 +80,10 @@ def test_a_recorded_selection_selects_nothing_where_it_compared_nan():
     (slope,) = ignoring.grad((x.clamp(min=0.1) * y.exp()).sum(), [x], create_graph=True)
     (mixed,) = ignoring.grad(slope[:2].sum(), [y])
     assert mixed[0].isnan() and mixed[1] == 0
+    rows = torch.tensor([[math.nan, 1.0], [0.1, 0.0]], dtype=torch.float64, requires_grad=True)
+    (slope,) = ignoring.grad(rows.renorm(2, 0, 0.5).sum(), [rows], create_graph=True)
+    (second,) = ignoring.grad(slope.sum(), [rows])
+    assert second[0].isnan().all() and not second[1].any()
 
 
 def test_a_plain_record_of_logit_with_eps_selects():
