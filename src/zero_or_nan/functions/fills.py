@@ -4,7 +4,11 @@ The derivative of a norm is v / norm. PyTorch's formula fills in 0 where the nor
 gradient is differentiated again, this `masked_fill` is a node of the graph. The node looks like a selection of the
 user's program, but the program selected nothing. The 0 does not tell the second derivative of the program, which may
 be another number, or may not exist. So the node must not count as a selection. Then backward multiplies the 0 by the
-infinite derivative of v / norm, and the result is NaN, as in plain PyTorch.
+infinite derivative of v / norm, and the result is NaN, as in plain PyTorch. Some formulas fill in a NaN, as that of
+`logit` outside of 0 to 1. Then the 0 that the derivative of this `where` sends to the formula says as little.
+
+A formula that repeats a selection of the program is another matter: its nodes select, too. But where it compared a NaN,
+it selected nothing. `mark_formula` notes these elements on the node, and `unordered_at` returns them.
 
 `mark_formula` marks such nodes while a pass of `ignoring` is recorded. `mark_formulas` finds them in a gradient that
 plain PyTorch recorded. In such a gradient, a node belongs to a formula if both of these are true:
