@@ -93,13 +93,24 @@ def test_a_plain_record_of_logit_with_eps_selects():
     assert second[:2].tolist() == [0, 0] and second[2].isfinite()
 
 
-@pytest.mark.parametrize("used", [[-math.inf, -math.inf], [-math.inf, 1.0, 2.0]])
-def test_logcumsumexp_of_minus_infinity_has_no_second_derivative(used):
+@pytest.mark.parametrize(
+    "used, first", [([-math.inf, -math.inf], 0), ([-math.inf, -math.inf], 1), ([-math.inf, 1.0, 2.0], 0)]
+)
+def test_logcumsumexp_of_minus_infinity_has_no_second_derivative(used, first):
     """The first formula is ours, because an element is ignored. PyTorch's shows what the used elements alone give."""
-    f = lambda x: x.logcumsumexp(0)[: len(used)]  # noqa: E731
+
+    def f(x):
+        return x.logcumsumexp(0)[first : len(used)]
+
     right = derivative([torch.autograd.grad] * 2, f, used)
     found = derivative([ignoring.grad] * 2, f, [*used, math.nan])
     torch.testing.assert_close(found, torch.cat([right, torch.zeros(1)]), equal_nan=True)
+
+
+def test_logcumsumexp_of_a_minus_infinity_before_the_used_total_has_the_slope_0():
+    """By the formula exp(x[0] - total[1]), which is 0. The total of x[0] itself is -inf, but the loss does not use it."""
+    x = torch.tensor([-math.inf, 1.0, math.nan], requires_grad=True)
+    assert ignoring.grad(x.logcumsumexp(0)[1], [x])[0].tolist() == [0, 1, 0]
 
 
 SELECTED = {
