@@ -108,7 +108,7 @@ def test_logcumsumexp_of_minus_infinity_has_no_second_derivative(used, first):
 
 
 def test_logcumsumexp_of_a_minus_infinity_before_the_used_total_has_the_slope_0():
-    """By the formula exp(x[0] - total[1]), which is 0. The total of x[0] itself is -inf, but the loss does not use it."""
+    """By the formula exp(x[0] - total[1]), it is 0. The first total is -inf, but the loss does not use it."""
     x = torch.tensor([-math.inf, 1.0, math.nan], requires_grad=True)
     assert ignoring.grad(x.logcumsumexp(0)[1], [x])[0].tolist() == [0, 1, 0]
 
