@@ -7,9 +7,6 @@ be another number, or may not exist. So the node must not count as a selection. 
 infinite derivative of v / norm, and the result is NaN, as in plain PyTorch. Some formulas fill in a NaN, as that of
 `logit` outside of 0 to 1. Then the 0 that the derivative of this `where` sends to the formula says as little.
 
-A formula that repeats a selection of the program is another matter: its nodes select, too. But where it compared a NaN,
-it selected nothing. `mark_formula` notes these elements on the node, and `unordered_at` returns them.
-
 `mark_formula` marks such nodes while a pass of `ignoring` is recorded. `mark_formulas` finds them in a gradient that
 plain PyTorch recorded. In such a gradient, a node belongs to a formula if both of these are true:
 
@@ -17,6 +14,9 @@ plain PyTorch recorded. In such a gradient, a node belongs to a formula if both 
 - Its condition (the mask of `masked_fill`, the condition of `where`) has no Python object before we read it. Each
   tensor that a program computes in Python has one, which lives as long as the tensor does. A tensor that a formula
   computes in C++ gets one when somebody asks for it.
+
+The formula of a function that selects repeats this selection, so its nodes are not marked. Where such a formula
+compared a NaN, it selected nothing: `mark_formula` notes these elements on the node, and `unordered_at` returns them.
 """
 
 from __future__ import annotations
