@@ -4,7 +4,8 @@ The derivative of a norm is v / norm. PyTorch's formula fills in 0 where the nor
 gradient is differentiated again, this `masked_fill` is a node of the graph. The node looks like a selection of the
 user's program, but the program selected nothing. The 0 does not tell the second derivative of the program, which may
 be another number, or may not exist. So the node must not count as a selection. Then backward multiplies the 0 by the
-infinite derivative of v / norm, and the result is NaN, as in plain PyTorch.
+infinite derivative of v / norm, and the result is NaN, as in plain PyTorch. Some formulas fill in a NaN, as that of
+`logit` outside of 0 to 1. Then the 0 that the derivative of this `where` sends to the formula says as little.
 
 `mark_formula` marks such nodes while a pass of `ignoring` is recorded. `mark_formulas` finds them in a gradient that
 plain PyTorch recorded. In such a gradient, a node belongs to a formula if both of these are true:
@@ -13,6 +14,9 @@ plain PyTorch recorded. In such a gradient, a node belongs to a formula if both 
 - Its condition (the mask of `masked_fill`, the condition of `where`) has no Python object before we read it. Each
   tensor that a program computes in Python has one, which lives as long as the tensor does. A tensor that a formula
   computes in C++ gets one when somebody asks for it.
+
+The formula of a function that selects repeats this selection, so its nodes are not marked. Where such a formula
+compared a NaN, it selected nothing: `mark_formula` notes these elements on the node, and `unordered_at` returns them.
 """
 
 from __future__ import annotations
@@ -20,23 +24,26 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from ..masks.mask import Mask
 from .graph import KINDS, Graph, function_of
 
 _Formula = tuple[str, tuple[Any, ...]] | None
 """The name of a function, and what is ahead of it. None is a missing gradient."""
 
-FORMULAS: dict[str, list[Sequence[_Formula]]] = {"MaskedFill": [], "Where": []}
-"""What is ahead of a node that fills in zeros, by the node's function."""
+_If = Callable[[Any], bool] | None
+
+FORMULAS: dict[str, list[tuple[Sequence[_Formula], _If]]] = {"MaskedFill": [], "Where": []}
+"""What is ahead of a node that fills in zeros, and a condition on the node, by the node's function."""
 
 
-def add_formula(written: str) -> None:
+def add_formula(written: str, only_if: _If) -> None:
     """Add a node that fills in zeros, and what is ahead of it, as in "MaskedFill(Div(Norm))"."""
 
     def parsed(part: Any) -> _Formula:
@@ -46,12 +53,13 @@ def add_formula(written: str) -> None:
         return ast.unparse(function), tuple(map(parsed, ahead))
 
     name, ahead = parsed(ast.parse(written, mode="eval").body) or ("", ())
-    FORMULAS[name].append(ahead)
+    FORMULAS[name].append((ahead, only_if))
 
 
 _KEY = "zero_or_nan: whether a derivative formula fills in the zeros of this node"
+_UNORDERED = "zero_or_nan: where the condition of this node compared a NaN"
 _EVER = False
-"""Whether any node has this mark. If not, `is_fill` is cheap."""
+"""Whether any node has the first mark. If not, `is_fill` is cheap."""
 
 _CONDITIONS = {
     kind: condition
@@ -70,7 +78,20 @@ def is_fill(node: Any) -> bool:
     return _EVER and _KEY in node.metadata
 
 
-def mark_formula(node: Any, selects: bool, results: Iterable[Any], arriving: Iterable[Any], graph: Graph) -> None:
+def unordered_at(node: Any) -> Mask:
+    """The elements at which the condition of a formula's node compared a NaN; None if it compared none."""
+    mask: Mask = node.metadata.get(_UNORDERED)
+    return mask
+
+
+def mark_formula(
+    node: Any,
+    selects: bool,
+    results: Iterable[Any],
+    arriving: Iterable[Any],
+    graph: Graph,
+    where_unordered: Callable[[Any], Mask] | None = None,
+) -> None:
     """Mark the nodes with which PyTorch's derivative formula chose by a condition, if the derivative was recorded.
 
     Args:
@@ -79,8 +100,10 @@ def mark_formula(node: Any, selects: bool, results: Iterable[Any], arriving: Ite
         results: what the formula returned, with its record.
         arriving: the cotangents that the formula got. Their own record belongs to other formulas.
         graph: the graph whose derivatives are recorded.
+        where_unordered: gives the elements at which a condition compared a NaN. There, the forward function selects
+            nothing. None if the formula compares nothing.
     """
-    if selects or not torch.is_grad_enabled() or isinstance(node, BackwardCFunction):
+    if selects and where_unordered is None or not torch.is_grad_enabled() or isinstance(node, BackwardCFunction):
         return
     seen = {None, *map(_maker, arriving)}
     stack = list(map(_maker, results))
@@ -90,21 +113,27 @@ def mark_formula(node: Any, selects: bool, results: Iterable[Any], arriving: Ite
             continue
         seen.add(node)
         if type(node) in _CONDITIONS:
-            _mark(node)
+            if not selects or None in fills_in(node):  # `renorm` selects, and its derivative has that of a norm in it
+                _mark(node)
+            elif where_unordered is not None:
+                node.metadata[_UNORDERED] = where_unordered(_condition(node))
         stack += [ahead for ahead, _ in node.next_functions]
 
 
 def mark_formulas(graph: Graph) -> None:
     """Mark the nodes of formulas that plain PyTorch recorded in this graph."""
     choosing = [node for node in graph if type(node) in _CONDITIONS and not is_fill(node)]
-    for node in _computed_in_cpp([node for node in choosing if fills_in(node)]):
-        _mark(node)
+    conditions = {node: only_if for node in choosing for only_if in fills_in(node)}
+    for node in _computed_in_cpp(list(conditions)):
+        only_if = conditions[node]
+        if only_if is None or only_if(node):
+            _mark(node)
 
 
-def fills_in(node: Any) -> bool:
-    """True if a node that chooses is like a formula."""
+def fills_in(node: Any) -> list[_If]:
+    """The condition of each formula that a node which chooses is like. None stands for no condition."""
     ahead = [ahead for ahead, _ in node.next_functions]
-    return any(_are_like(ahead, formula) for formula in FORMULAS[function_of(node.name())])
+    return [only_if for formula, only_if in FORMULAS[function_of(node.name())] if _are_like(ahead, formula)]
 
 
 def _maker(thing: Any) -> Any:

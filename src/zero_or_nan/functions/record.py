@@ -47,6 +47,7 @@ class Function:
         derivative_if: the nodes for which `derivative` is used. None means all nodes.
         fills: how to recognize a node with which the derivative fills in zeros that mean nothing, as for a norm of 0:
             the functions ahead of that node, as in "MaskedFill(Div(Norm))". See the module `fills`.
+        fills_if: the nodes that do so, of those that `fills` describes. None means all of them.
         mixes: gives the dimensions of a node's tensors along which `derivative` mixes elements. None means all.
     """
 
@@ -60,6 +61,7 @@ class Function:
     derivative: Derivative | None = None
     derivative_if: Callable[[Any], bool] | None = None
     fills: tuple[str, ...] = ()
+    fills_if: Callable[[Any], bool] | None = None
     mixes: Callable[[Any], Sequence[int]] | None = None
 
     def may_select(self, node: Any) -> bool:

@@ -103,7 +103,7 @@ def function(
     # On an older release, the other record of a name holds.
     FUNCTIONS.update((key, record) for key in keys if key not in taken)
     for formula in record.fills:
-        add_formula(formula)
+        add_formula(formula, record.fills_if)
     return names
 
 

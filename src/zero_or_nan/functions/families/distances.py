@@ -29,7 +29,7 @@ from ..registry import derivative, function, rule
 from .reductions import picked_share
 
 function("Norm", fills=("MaskedFill(Div(Norm))", "MaskedFill(Div(Pow(Norm)))"))
-function("Renorm", selects=True)
+function("Renorm", selects=True, compares=True)
 function("Dist", fills=("MaskedFill(Div(Dist))", "MaskedFill(Div(Pow(Dist)))"))
 function("EuclideanDist", fills=("MaskedFill(Div(EuclideanDist))",))
 

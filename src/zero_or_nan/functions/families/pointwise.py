@@ -77,7 +77,7 @@ function(
     "Pow",
     safe_if=MODERATE,
     only_if=_has_a_small_power,
-    fills=("Where(None, Mul(Mul(Pow)))", "Where(None, Mul(Pow, Log))"),
+    fills=("Where(None, Mul(Mul(Pow)))", "Where(None, Mul(Pow))"),
 )
 
 # Quotients: the derivative divides by a saved tensor.
@@ -89,6 +89,7 @@ function("Div", safe_if=AWAY_FROM_ZERO, safe_if_saved={"self": MODERATE})
 
 function("Angle", fills=("Where(None, Mul(Div(Pow(Abs))))",))
 function("Atan2", fills=("MaskedFill(Reciprocal(Add(Mul)))",))
+function("SpecialBesselY1", since="2.15", fills=("Where(None, Sub(SpecialBesselY0))",))
 function("Copysign", fills=("MaskedFill(Div(Copysign))",))
 function("Sgn", fills=("MaskedFill(Div(Mul(Abs)))",))
 function("Sinc", fills=("Where(None, Mul(Div(Sub(Sin))))",))
@@ -97,7 +98,20 @@ function("Xlogy", fills=("MaskedFill(Xlogy)",))
 
 # With `eps`, a number near 0 or 1 is replaced.
 
-function("Logit", selects=lambda node: node._saved_eps is not None)
+
+def _fills_in_nan(node: Any) -> bool:
+    """True if `logit` had no `eps`. Then the derivative divides by x(1 - x), and fills in NaN where that is below 0."""
+    (quotient, _), _ = node.next_functions
+    return not bool((quotient._saved_other >= 0).logical_and_(node._saved_condition.logical_not()).any())
+
+
+function(
+    "Logit",
+    selects=lambda node: node._saved_eps is not None,
+    compares=True,
+    fills=("Where(Div(Mul(Sub)), None)",),
+    fills_if=_fills_in_nan,
+)
 
 # Written in Python, in operators that have rules.
 

@@ -266,19 +266,19 @@ def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
     """The sum up to an element is a term of the next sum. PyTorch's formula adds cotangents as logarithms instead.
 
     The gradient of total k by x[i] is exp(x[i] - total[k]), here a product of steps exp(total[j] - total[j + 1]). If
-    two totals are equal, the step is 1, also if both are -inf. If a total of -inf is used, its gradient is undefined.
+    two totals are equal, the step is 1, also if both are -inf. If a total of -inf is used, then x[i] - total[i], a NaN,
+    is the gradient of the total's elements: it has no derivative either.
 
     PyTorch's formula takes a NaN cotangent for 0, because it is neither above nor below 0. If the NaN came from an
     ignored element, a finite number arrives here in its place. So our gradient differs from PyTorch's finite one.
     """
     (grad,), x, total, (dim,) = grads, node._saved_self, node._saved_result, _along(node)
-    undefined = (total == -math.inf) & _mask(grad)
     if not total.dim():
         return (grad,)
-    before = _totals_before(total, dim, -math.inf)
+    before, is_empty, difference = _totals_before(total, dim, -math.inf), total == -math.inf, x - total
     by_before = (before - total).masked_fill(before == total, 0).exp()
-    by_entry = (x - total).masked_fill((x == total) & (x == -math.inf), 0).exp()
-    return _accumulated(grad, torch.ones_like(total).masked_fill(undefined, torch.nan), by_before, by_entry, dim)
+    (result,) = _accumulated(grad, by_before, difference.masked_fill(is_empty, 0).exp(), dim)
+    return (torch.where(is_empty & _up_to_the_last(_mask(grad) & is_empty, dim), difference, result),)
 
 
 @derivative("Cumprod", mixes=_along)
@@ -287,17 +287,17 @@ def cumprod(node: Any, grads: Any) -> tuple[Any]:
     (grad,), x, total, (dim,) = grads, node._saved_self, node._saved_result, _along(node)
     if not x.dim():
         return (grad,)
-    counts = _up_to_the_last(grad, dim)
+    counts = _up_to_the_last(_mask(grad), dim)
     x = torch.where(counts, x, 1)
     if bool((x == 0).any()):
-        return _accumulated(grad, 1, x, _totals_before(total, dim, 1), dim)
+        return _accumulated(grad, x, _totals_before(total, dim, 1), dim)
     terms = _numbers(grad) * torch.where(counts, total, 0).conj()
     return (_counting(terms.flip(dim).cumsum(dim).flip(dim) / x.conj(), counts),)
 
 
-def _up_to_the_last(grad: Any, dim: int) -> Tensor:
-    """True for each element before or at the last one that counts."""
-    return _mask(grad).flip(dim).cumsum(dim, dtype=torch.int32).flip(dim) != 0
+def _up_to_the_last(mask: Tensor, dim: int) -> Tensor:
+    """True for each element before or at the last one at which the mask is True."""
+    return mask.flip(dim).cumsum(dim, dtype=torch.int32).flip(dim) != 0
 
 
 def _totals_before(total: Tensor, dim: int, first: float) -> Tensor:
@@ -305,20 +305,20 @@ def _totals_before(total: Tensor, dim: int, first: float) -> Tensor:
     return torch.cat([torch.full_like(total.narrow(dim, 0, 1), first), total.narrow(dim, 0, total.shape[dim] - 1)], dim)
 
 
-def _accumulated(grad: Any, scale: Tensor | int, by_before: Tensor, by_entry: Tensor, dim: int) -> tuple[Any]:
+def _accumulated(grad: Any, by_before: Tensor, by_entry: Tensor, dim: int) -> tuple[Any]:
     """The gradient of x for a function that accumulates.
 
     Element i gets its own cotangent, and that of element i + 1 times a factor. In each round, element i gets what has
     arrived at an element twice as far behind it as in the round before, times the product of the factors in between.
 
     Args:
-        grad, scale: the cotangent, and what to multiply it by.
+        grad: the cotangent.
         by_before, by_entry: the derivatives of each total by the total before it, and by its element of x.
     """
-    counts = _up_to_the_last(grad, dim)
+    counts = _up_to_the_last(_mask(grad), dim)
     by_before, by_entry = (torch.where(counts, d, 0).conj() for d in (by_before, by_entry))
     size = counts.shape[dim]
-    arrived, factors, far = _numbers(grad) * scale, by_before.narrow(dim, 1, size - 1), 1
+    arrived, factors, far = _numbers(grad), by_before.narrow(dim, 1, size - 1), 1
     while far < size:
         ahead, rest = torch.split(arrived, [size - far, far], dim)
         arrived = torch.cat([ahead + factors * arrived.narrow(dim, far, size - far), rest], dim)

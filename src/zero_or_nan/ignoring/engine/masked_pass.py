@@ -257,8 +257,10 @@ class Pass:
             return None
         step = self.running.pop(node, None)
         if torch.is_grad_enabled():
-            selects = step.selects if type(step) is Sliced else classify(node).function.may_select(node)
-            mark_formula(node, selects, results, arriving, self.forward)
+            function = classify(node).function
+            selects = step.selects if type(step) is Sliced else function.may_select(node)
+            compared = step.where_unordered if step is not None and function.compares else None
+            mark_formula(node, selects, results, arriving, self.forward, compared)
         if step is None:
             self._hand_on(node, edges, results, _NO_MASKS)
             return None

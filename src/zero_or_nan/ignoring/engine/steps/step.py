@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ....functions.fills import unordered_at
 from ....functions.graph import Edge, function_of
 from ....functions.record import GENERATED, Function
 from ....masks.cotangent import Cotangent, NotFollowed, can_carry, is_finite, mask_of, unwrap
@@ -167,7 +168,7 @@ class Step:
 
     def where_unordered(self, condition: Tensor) -> Mask:
         """The elements at which a condition of the derivative compared a NaN; None if there are none."""
-        return None if self._comparisons is None else self._comparisons.where_unordered(condition)
+        return unordered_at(self.node) if self._comparisons is None else self._comparisons.where_unordered(condition)
 
     def abandon(self) -> None:
         """Undo what `begin` did, because the derivative failed and `end` will not be called."""
