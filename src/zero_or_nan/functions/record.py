@@ -47,6 +47,9 @@ class Function:
         derivative_if: the nodes for which `derivative` is used. None means all nodes.
         fills: how to recognize a node with which the derivative fills in zeros that mean nothing, as for a norm of 0:
             the functions ahead of that node, as in "MaskedFill(Div(Norm))". See the module `fills`.
+        uses: gives the elements that the result depends on, if the derivative does not show them. For each argument
+            of a node, it gives a mask that can be expanded to the shape of the result, or None: the argument is used.
+            If all arguments are used, it gives None in place of the masks.
         mixes: gives the dimensions of a node's tensors along which `derivative` mixes elements. None means all.
     """
 
@@ -60,6 +63,7 @@ class Function:
     derivative: Derivative | None = None
     derivative_if: Callable[[Any], bool] | None = None
     fills: tuple[str, ...] = ()
+    uses: Callable[[Any], Sequence[Mask] | None] | None = None
     mixes: Callable[[Any], Sequence[int]] | None = None
 
     def may_select(self, node: Any) -> bool:
@@ -67,6 +71,10 @@ class Function:
         if self.selects is False or is_fill(node):
             return False
         return self.selects if isinstance(self.selects, bool) else self.selects(node)
+
+    def may_ignore(self, node: Any) -> bool:
+        """Whether the function may ignore an element, as it was called at this node."""
+        return self.may_select(node) or self.uses is not None and self.uses(node) is not None
 
     def __post_init__(self) -> None:
         for condition in (self.safe_if, *self.safe_if_saved.values()):

@@ -142,6 +142,16 @@ def unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def is_in_memory(tensor: Tensor) -> bool:
+    """True if the numbers are in memory. A sharded parameter's memory is freed until a hook gathers it again."""
+    if tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or is_wrapped(tensor):
+        return False
+    if tensor.is_contiguous() and not tensor.storage_offset():  # as most are: the quickest answer
+        return tensor.untyped_storage().nbytes() >= tensor.nbytes
+    last = tensor.storage_offset() + extent(tensor)
+    return tensor.untyped_storage().nbytes() >= last * tensor.element_size()
+
+
 _SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 
 

@@ -25,7 +25,7 @@ from ..numerics import numerics
 from ..registry import function, rule, transfer
 
 function("Hardshrink Hardtanh Maximum Minimum NanToNum Relu Softshrink Threshold", selects=True, safe_if=ALWAYS)
-function("Clamp ClampMax ClampMin", selects=True, compares=True, safe_if=ALWAYS)
+function("Clamp ClampMax ClampMin Nextafter", selects=True, compares=True, safe_if=ALWAYS)
 function("Hardsigmoid", selects=True, safe_if=MODERATE)
 function(
     """

@@ -32,7 +32,7 @@ from ..record import Rule
 from ..registry import derivative, function, rule
 from .stepwise import within_matrices
 
-function("LuUnpack", selects=True)
+function("LinalgSolveTriangular LuUnpack TriangularSolve", selects=True)  # of a matrix, a triangle
 
 numerics("svd", like="linalg_svd")
 numerics("logdet linalg_slogdet", like="slogdet")

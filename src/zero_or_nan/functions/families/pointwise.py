@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ...masks.cotangent import (
     Cotangent,
@@ -37,10 +38,11 @@ from ...masks.cotangent import (
     zero_ignored,
 )
 from ...masks.mask import Mask, both, either, expanded, reduced
+from ...masks.numbers import is_in_memory
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
-from ..graph import function_of
+from ..graph import function_of, saved_tensors
 from ..numerics import numerics
-from ..registry import function, fused, rule, transfer
+from ..registry import function, rule, transfer
 from ..rewrites import rewrite
 
 # Sums, signs, copies and other dtypes.
@@ -66,10 +68,35 @@ def _has_a_low_threshold(node: Any) -> bool:
 
 
 def _has_a_small_power(node: Any) -> bool:
-    """True for an exponent of 1, 2, 3 or 4. A root of a negative number is NaN, and an exponent may be a tensor."""
-    return isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (1, 2, 3, 4)
+    """True for an exponent from 0 to 4. A root of a negative number is NaN, and an exponent may be a tensor."""
+    return isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (0, 1, 2, 3, 4)
 
 
+def _used_by_power(node: Any) -> Sequence[Mask] | None:
+    """The results of y ** 0 and 1 ** y are 1 for any y, also for NaN, unless both are complex tensors.
+
+    If both arguments have a gradient, y is used, because the gradient of the other argument depends on y.
+    """
+    if node.name() != "PowBackward1":  # one of the arguments is a number
+        is_one = node._saved_exponent == 0 if node.name() == "PowBackward0" else node._saved_self == 1
+        return (torch.tensor(False),) if is_one else None
+    of_base, of_exponent = (ahead is not None for ahead, _ in node.next_functions)
+    saved = list(saved_tensors(node))  # the exponent, the result and the base
+    if not saved or of_base and of_exponent or node._input_metadata[0].dtype.is_complex:
+        return None
+    other, one = (saved[0], 0) if of_base else (saved[-1], 1)
+    if type(other) not in (Tensor, Parameter) or not is_in_memory(other):
+        return None
+    used = other != one
+    return None if bool(used.all()) else (used, used)
+
+
+def _used_by_copysign(node: Any) -> Sequence[Mask] | None:
+    """The second argument gives a sign alone."""
+    return None if node.next_functions[1][0] is None else (None, torch.tensor(False))
+
+
+function("PreluKernel PreluKernelBackward", selects=True, safe_if=FINITE)
 function("Gelu Hardswish LogSigmoid Mish Silu", safe_if=MODERATE)
 function("Elu", safe_if=MODERATE, scalars=("alpha", "scale"))
 function("Softplus", safe_if=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
@@ -77,6 +104,7 @@ function(
     "Pow",
     safe_if=MODERATE,
     only_if=_has_a_small_power,
+    uses=_used_by_power,
     fills=("Where(None, Mul(Mul(Pow)))", "Where(None, Mul(Pow, Log))"),
 )
 
@@ -89,7 +117,7 @@ function("Div", safe_if=AWAY_FROM_ZERO, safe_if_saved={"self": MODERATE})
 
 function("Angle", fills=("Where(None, Mul(Div(Pow(Abs))))",))
 function("Atan2", fills=("MaskedFill(Reciprocal(Add(Mul)))",))
-function("Copysign", fills=("MaskedFill(Div(Copysign))",))
+function("Copysign", safe_if=FINITE, uses=_used_by_copysign, fills=("MaskedFill(Div(Copysign))",))
 function("Sgn", fills=("MaskedFill(Div(Mul(Abs)))",))
 function("Sinc", fills=("Where(None, Mul(Div(Sub(Sin))))",))
 function("SpecialXlog1Py", fills=("MaskedFill(SpecialXlog1Py)",))
@@ -399,7 +427,12 @@ def made_up(op: Any, *args: Any, **kwargs: Any) -> Any:
     return wrap(op(*unwrap(args), **unwrap(kwargs)))
 
 
-fused("_prelu_kernel_backward")
+@rule("_prelu_kernel_backward")
+def prelu(op: Any, grad: Any, x: Any, weight: Any) -> Any:
+    """A weight is ignored if its inputs are above 0."""
+    to_x, to_weight = op(*unwrap((grad, x, weight)))
+    mask = _all_factors((grad, x, weight))
+    return zero_ignored(to_x, mask), zero_ignored(to_weight, both(mask, (unwrap(x) > 0).logical_not()))
 
 
 @rule("glu_backward")

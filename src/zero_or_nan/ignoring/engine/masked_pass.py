@@ -356,6 +356,8 @@ class Pass:
         masks, values, unmaskable = [], [], None
         may_be_sparse, on_cotangents = step is Step and not self.by_rules_alone, step.on_cotangents
         for number, value in enumerate(arriving):
+            if _is_zerotensor(value) and function.may_ignore(node):  # its derivative writes numbers over it
+                value = value + torch.zeros_like(value)
             value, mask, carries = self._arriving(node, number, value, may_be_sparse)
             masks.append(mask)
             values.append(value)
@@ -367,7 +369,7 @@ class Pass:
         if unmaskable is not None:
             self._pass_by(unmaskable)
             return None
-        return (values, masks) if has_to_run or step.always_runs or function.may_select(node) else None
+        return (values, masks) if has_to_run or step.always_runs or function.may_ignore(node) else None
 
     def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool) -> tuple[Any, Mask, bool]:
         """A cotangent, its mask, and whether it can carry a mask at all.

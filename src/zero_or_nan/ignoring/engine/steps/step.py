@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ....functions.graph import Edge, function_of
 from ....functions.record import GENERATED, Function
-from ....masks.cotangent import Cotangent, NotFollowed, can_carry, is_finite, mask_of, unwrap
-from ....masks.mask import Mask, all_count, reduced, was_broadcast
+from ....masks.cotangent import Cotangent, NotFollowed, can_carry, is_finite, mask_of, unwrap, without_nan
+from ....masks.mask import Mask, all_count, both, full, reduced, was_broadcast
 from ....masks.numbers import DENSE, form_of
 from ....masks.watching import Comparisons, Watching
 from ..higher import entered, is_recorded, left
@@ -131,8 +131,21 @@ class Step:
             self._watching.stop()
         if self._comparisons is not None:
             self._comparisons.stop()
+        used = None if self.function.uses is None else self.function.uses(self.node)
+        if used is not None:
+            results = list(map(self._without_unused, results, used))
         values = left(results, [_given_back(result) for result in results])
         return values, [self._mask_of(result) for result in results]
+
+    def _without_unused(self, result: Any, used: Mask) -> Any:
+        """A result whose elements are ignored if the function did not use them. They are 0, or NaN if a NaN arrived."""
+        if used is None or not can_carry(unwrap(result)):
+            return result
+        cotangent = result if type(result) is Cotangent else Cotangent(result)
+        used = used.to(cotangent.device).expand(tuple(self.node._input_metadata[0].shape))
+        cotangent.mask = mask = reduced(full(both(cotangent.mask, used), cotangent), cotangent.shape)
+        without_nan(cotangent.value, mask)
+        return cotangent
 
     def _mask_of(self, result: Any) -> Mask:
         """The mask of a result. If a derivative returns plain zeros, they get the mask of the arriving cotangent.
