@@ -20,7 +20,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -80,8 +80,14 @@ def mark_formula(node: Any, selects: bool, results: Iterable[Any], arriving: Ite
         arriving: the cotangents that the formula got. Their own record belongs to other formulas.
         graph: the graph whose derivatives are recorded.
     """
-    if selects or not torch.is_grad_enabled() or isinstance(node, BackwardCFunction):
-        return
+    if not (selects or not torch.is_grad_enabled() or isinstance(node, BackwardCFunction)):
+        for made in recorded_between(results, arriving, graph):
+            if type(made) in _CONDITIONS:
+                _mark(made)
+
+
+def recorded_between(results: Iterable[Any], arriving: Iterable[Any], graph: Graph) -> Iterator[Any]:
+    """The nodes that were recorded while a derivative ran. The arguments are as in `mark_formula`."""
     seen = {None, *map(_maker, arriving)}
     stack = list(map(_maker, results))
     while stack:
@@ -89,8 +95,7 @@ def mark_formula(node: Any, selects: bool, results: Iterable[Any], arriving: Ite
         if node in seen or node in graph or isinstance(node, BackwardCFunction):  # the last: a cotangent that enters
             continue
         seen.add(node)
-        if type(node) in _CONDITIONS:
-            _mark(node)
+        yield node
         stack += [ahead for ahead, _ in node.next_functions]
 
 

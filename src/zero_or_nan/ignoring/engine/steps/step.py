@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ....functions.graph import Edge, function_of
+from ....functions.graph import Edge, Graph, function_of
 from ....functions.record import GENERATED, Function
 from ....masks.cotangent import Cotangent, NotFollowed, can_carry, is_finite, mask_of, unwrap, without_nan
 from ....masks.mask import Mask, all_count, both, full, reduced, was_broadcast
@@ -42,11 +42,13 @@ class Owner(Protocol):
 
     Attributes:
         entered: the same as in `cotangent.Run`.
+        forward: if the pass is recorded, the graph that it differentiates.
         keep: the edges whose masks the pass was asked for.
         count: counts ignored elements, if the user asked for that.
     """
 
     entered: dict[int, tuple[Tensor, Cotangent]]
+    forward: Graph
     keep: set[Edge]
     count: Count | None
 
