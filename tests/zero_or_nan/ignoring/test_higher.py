@@ -177,6 +177,35 @@ def test_an_ignored_matrix_or_row_stays_out_of_the_second_derivative(name, bad, 
         torch.testing.assert_close(o[used], a)
 
 
+X = torch.tensor([[1.0, -4.0], [2.0, -1.0]], dtype=torch.float64)
+UNREAD = {
+    # A function that ignores the root of x[0] = 0, which has no slope, and the same function without this root.
+    "y ** [0, 3]": (lambda x: x.sqrt() ** torch.tensor([0, 3]), lambda x: x[1] ** 1.5),
+    "[1, 2] ** y": (lambda x: torch.tensor([1, 2]) ** x.sqrt(), lambda x: 2 ** x[1].sqrt()),
+    "copysign": (lambda x: torch.copysign((x + 1) ** 2, x.sqrt()), lambda x: (x + 1) ** 2),
+    "prelu": (
+        lambda x: nn.functional.prelu((x[0] + 1) ** 2 * X, x.sqrt()),
+        lambda x: (x[0] + 1) ** 2 * torch.stack([X[:, 0], X[:, 1] * x[1].sqrt()]),
+    ),
+    "solve_triangular": (
+        lambda x: torch.linalg.solve_triangular(x.sqrt()[[1, 0, 1, 1]].view(2, 2), X, upper=False),
+        lambda x: torch.linalg.solve(x[1].sqrt() * torch.ones(2, 2, dtype=torch.float64).tril(), X),
+    ),
+    "sgn": (lambda x: x.square() + torch.where(x > 0, x.sqrt(), 0.5).sgn(), lambda x: x.square()),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_a_function_did_not_read_is_a_constant_for_the_second_derivative(name):
+    def penalized(auto, function):
+        x = torch.tensor([0.0, 4.0], dtype=torch.float64, requires_grad=True)
+        (slope,) = auto.grad(function(x).sum() + x.square().sum(), x, create_graph=True)
+        return [slope.detach(), *auto.grad((slope * slope).sum(), x)]
+
+    unread, alone = UNREAD[name]
+    torch.testing.assert_close(penalized(ignoring, unread), penalized(torch.autograd, alone))
+
+
 def guard(x):
     return torch.where(x < 50, x.exp(), torch.zeros_like(x))
 

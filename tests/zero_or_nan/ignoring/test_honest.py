@@ -53,7 +53,6 @@ def ratio(function):
 ON_A_SLICE = {
     "mul_": lambda s: s.mul_(B), "floor_": lambda s: s.floor_(),
     "sign_": lambda s: s.sign_(), 
-    "pow_(0)": lambda s: s.pow_(0), 
     "cumprod_": lambda s: s.cumprod_(0), "div_ floor": lambda s: s.div_(torch.ones(2), rounding_mode="floor"),
     "atan2_": lambda s: s.atan2_(T),
     "clamp_ beyond": lambda s: s.clamp_(-1, 9),
@@ -97,6 +96,18 @@ USED = {
     "the padding's row of an embedding": (
         lambda x: F.embedding(torch.tensor([0, 1]), x.sqrt()[:, None], padding_idx=1).sum(), [4.0, 0.0, 9.0]),
     "a sum with 0 times it": (lambda x: torch.add(torch.ones(2), x.sqrt(), alpha=0).sum(), [4.0, 0.0]),
+    "sgn of what is selected": (lambda x: torch.where(x >= 0, x.sqrt(), 0.0).sgn().sum(), [4.0, 0.0]),
+    "y ** 1": (lambda x: (x.sqrt() ** torch.ones(2)).sum(), [4.0, 0.0]),
+    "2 ** y": (lambda x: (torch.full((2,), 2.0) ** x.sqrt()).sum(), [4.0, 0.0]),
+    "a base used by another exponent": (lambda x: (x.sqrt()[:, None] ** torch.tensor([0, 1])).sum(), [4.0, 0.0]),
+    "y ** z, with z = 0 and a gradient of z": (lambda x: (x.sqrt() ** (x - x.detach())).sum(), [4.0, 0.0]),
+    "a complex y ** 0": (lambda x: (torch.complex(x.sqrt(), x) ** torch.zeros(2)).real.sum(), [4.0, 0.0]),
+    "a weight of prelu": (lambda x: F.prelu(torch.tensor([[1.0, 0.0], [2.0, 3.0]]), x.sqrt()).sum(), [4.0, 0.0]),
+    "copysign": (lambda x: torch.copysign(x.sqrt(), torch.ones(2)).sum(), [4.0, 0.0]),
+    "nextafter of NaN": (ratio(lambda y: torch.nextafter(y, torch.ones(2)).sum()), [1.0, 0.0]),
+    "a triangle that is read": (
+        lambda x: torch.linalg.solve_triangular(x.sqrt().view(2, 2), torch.ones(2, 1), upper=False).sum(),
+        [4.0, 1.0, 0.0, 4.0]),
     "prod with two zeros": (lambda x: x.sqrt().prod(), [0.0, 0.0, 4.0]),
     "an attention value that came through": (
         lambda x: F.scaled_dot_product_attention(torch.ones(1, 1, 2, 1), torch.ones(1, 1, 2, 1),
@@ -226,11 +237,41 @@ FIXED = {
     "sparse_mask": (
         lambda x: x.sqrt()[None].sparse_mask(torch.tensor([[1.0, 0.0]]).to_sparse()).to_dense().sum(),
         [4.0, 0.0], [0.25, 0.0]),
+    "sgn behind a selection": (
+        lambda x: torch.where(x > 0, x.sqrt(), 0.5).sgn().sum() + x[0], [4.0, 0.0], [1.0, 0.0]),
+    **{
+        f"y ** {name}": (lambda x, p=p: (x.sqrt() ** p).sum(), [4.0, 0.0], [slope, 0.0])
+        for name, p, slope in (("0", 0, 0.0), ("[3, 0]", torch.tensor([3, 0]), 3.0))
+    },
+    "y[..., None] ** [0, 0]": (lambda x: (x.sqrt()[:, None] ** torch.zeros(2)).sum(), [4.0, 0.0], [0.0, 0.0]),
+    "1 ** y": (lambda x: (1**x.sqrt()).sum(), [4.0, 0.0], [0.0, 0.0]),
+    "[2, 1] ** y": (
+        lambda x: (torch.tensor([2.0, 1.0]) ** x.sqrt()).sum(), [4.0, 0.0], [math.log(2), 0.0]),
+    "a weight of prelu for inputs above 0": (
+        lambda x: F.prelu(torch.tensor([[-4.0, 1.0], [-1.0, 2.0]]), x.sqrt()).sum(), [4.0, 0.0], [-1.25, 0.0]),
+    "the sign of copysign": (
+        lambda x: torch.copysign(x[:1], x.sqrt()).sum(), [4.0, 0.0], [2.0, 0.0]),
+    "nextafter of equal numbers": (
+        lambda x: torch.nextafter(x.sqrt(), torch.tensor([3.0, 0.0])).sum(), [4.0, 0.0], [0.25, 0.0]),
+    **{
+        f"the triangle that {name} does not read": (
+            lambda x, solve=solve: solve(x.sqrt().view(2, 2), torch.tensor([[1.0], [2.0]])).sum(),
+            [4.0, 0.0, 1.0, 4.0], [-0.03125, 0.0, -0.125, -0.09375])
+        for name, solve in (
+            ("solve_triangular", lambda a, b: torch.linalg.solve_triangular(a, b, upper=False)),
+            ("triangular_solve", lambda a, b: torch.triangular_solve(b, a, upper=False)[0]),
+        )
+    },
+    "a diagonal of ones": (
+        lambda x: torch.linalg.solve_triangular(
+            x.sqrt().view(2, 2), torch.tensor([[1.0], [2.0]]), upper=False, unitriangular=True).sum(),
+        [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, -0.5, 0.0]),
     "a NaN bound of clamp": (
         lambda x: x.sqrt().clamp(min=torch.tensor([0.0, nan])).nansum(), [4.0, 0.0], [0.25, 0.0]),
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
 @pytest.mark.parametrize("name", FIXED)
 def test_what_the_loss_ignores_stays_out_in_silence(name):
     loss, values, expected = FIXED[name]

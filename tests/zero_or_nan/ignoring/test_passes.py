@@ -187,13 +187,25 @@ def changed_in_place(auto, x):
     auto.backward(loss)
 
 
+def changed_in_place_at_a_slice(auto, x):
+    y = x * 1
+    y[:1].relu_()
+    y[1:].mul_(2)
+    auto.backward(y.sum())
+
+
 def inside_a_transform(auto, x):
     torch.func.grad(lambda x: (auto.backward(guard(x).sum()), x.sum())[1])(x.detach())
 
 
 @pytest.mark.parametrize(
     ("broken", "words"),
-    [(again, "second time"), (changed_in_place, "inplace"), (inside_a_transform, "functorch")],
+    [
+        (again, "second time"),
+        (changed_in_place, "inplace"),
+        (changed_in_place_at_a_slice, "inplace"),
+        (inside_a_transform, "functorch"),
+    ],
 )
 def test_a_graph_that_cannot_be_gone_through_raises_pytorchs_error(broken, words, values):
     expected = outcome(lambda: broken(torch.autograd, leaf(*values)))

@@ -80,6 +80,7 @@ class Taped(Opaque):
         if torch.is_grad_enabled():
             values, repaired = list(map(_recorded, results, masks)), values
             if not all(map(_are_equal, values, repaired)):
+                self.reason = "it mixes ignored elements with others, and is differentiated again"
                 return super().end(results, arriving)
         # The code may select: a zero that it writes may mean "not selected". Does anything multiply that zero?
         if not self.has_failed and (
