@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tensors import bits
 
 from zero_or_nan import ignoring
+from zero_or_nan.functions.graph import TELLS_OF_HOOKS
 
 nan, inf = math.nan, math.inf
 B = torch.tensor([True, False])
@@ -271,10 +272,15 @@ FIXED = {
 }  # fmt: skip
 
 
+OF_A_TENSOR = {"y ** [3, 0]", "y[..., None] ** [0, 0]", "[2, 1] ** y"}
+
+
 @pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
 @pytest.mark.parametrize("name", FIXED)
 def test_what_the_loss_ignores_stays_out_in_silence(name):
     loss, values, expected = FIXED[name]
+    if name in OF_A_TENSOR and not TELLS_OF_HOOKS:
+        pytest.skip("this PyTorch doesn't tell who unpacks a saved exponent")
     ours, plain, told = gradients(loss, values)
     assert ours.tolist() == pytest.approx(expected) and not told
     assert plain.isnan().any()

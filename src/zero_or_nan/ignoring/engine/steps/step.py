@@ -152,7 +152,8 @@ class Step:
     def _mask_of(self, result: Any) -> Mask:
         """The mask of a result. If a derivative returns plain zeros, they get the mask of the arriving cotangent.
 
-        Plain zeros are, for example, the derivative of x**0, and a product with a ZeroTensor in forward mode.
+        Plain zeros are, for example, the derivative of `nextafter` by its second argument, and a product with a
+        ZeroTensor in forward mode.
         """
         if type(result) is not Tensor or not (can_carry(result) or result._is_zerotensor()):
             return mask_of(result)
