@@ -207,10 +207,11 @@ def inside_a_transform(auto, x):
         (inside_a_transform, "functorch"),
     ],
 )
-def test_a_graph_that_cannot_be_gone_through_raises_pytorchs_error(broken, words, values):
+def test_a_graph_that_cannot_be_gone_through_raises_pytorchs_error(broken, words, values, capfd):
     expected = outcome(lambda: broken(torch.autograd, leaf(*values)))
     assert expected[0][0] is RuntimeError and words in expected[0][1]
     assert outcome(lambda: broken(ignoring, leaf(*values))) == expected
+    assert "callback" not in capfd.readouterr().err  # PyTorch says so if a profiler was not ended
 
 
 def test_an_unknown_word_for_ignored_is_refused():
