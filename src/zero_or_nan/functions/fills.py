@@ -18,7 +18,6 @@ plain PyTorch recorded. In such a gradient, a node belongs to a formula if both 
 from __future__ import annotations
 
 import ast
-import contextlib
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from .graph import KINDS, Graph, function_of
+from .graph import KINDS, Graph, function_of, read_saved
 
 _Formula = tuple[str, tuple[Any, ...]] | None
 """The name of a function, and what is ahead of it. None is a missing gradient."""
@@ -139,14 +138,6 @@ def _are_like(ahead: Sequence[Any], parts: Sequence[_Formula]) -> bool:
     return all(any(_is_like(each, part) for each in ahead) for part in parts)
 
 
-def _condition(node: Any) -> Any:
-    """The condition that a node saved; None if it was freed, or a hook would fetch it or compute it again."""
-    name = _CONDITIONS[type(node)]
-    with contextlib.suppress(RuntimeError):
-        if getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", None) is None:
-            return getattr(node, f"_saved_{name}")
-
-
 def _computed_in_cpp(nodes: Sequence[Any]) -> list[Any]:
     """The nodes whose condition gets its Python object only here.
 
@@ -158,7 +149,7 @@ def _computed_in_cpp(nodes: Sequence[Any]) -> list[Any]:
     gc.disable()  # a collection in between would move the new objects, too
     try:
         gc.collect(0)
-        conditions = list(map(_condition, nodes))
+        conditions = [read_saved(node, _CONDITIONS[type(node)], unknown=True) for node in nodes]
         young = {id(thing) for thing in gc.get_objects(0)}
         return [node for node, condition in zip(nodes, conditions, strict=True) if id(condition) in young]
     finally:

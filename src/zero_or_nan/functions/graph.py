@@ -175,6 +175,17 @@ def _saved_by(node_type: type) -> list[str]:
     return [name for name in dir(node_type) if name.startswith("_raw_saved_")]
 
 
+def read_saved(node: Any, name: str, unknown: bool = False) -> Any:
+    """A tensor that a node saved, by its name; None if it was freed, or if a hook would fetch it or compute it again.
+
+    `unknown` has the same meaning as for `saved_tensors`.
+    """
+    with contextlib.suppress(RuntimeError):
+        if getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", None if unknown else 0) is None:
+            return getattr(node, f"_saved_{name}")
+    return None
+
+
 def saved_tensors(node: Any, unknown: bool = False) -> Iterator[Tensor]:
     """The tensors that a node saved, if reading them runs no hook.
 

@@ -40,7 +40,7 @@ from ...masks.cotangent import (
 from ...masks.mask import Mask, both, either, expanded, reduced
 from ...masks.numbers import is_in_memory
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
-from ..graph import function_of, saved_tensors
+from ..graph import function_of, read_saved
 from ..numerics import numerics
 from ..registry import function, rule, transfer
 from ..rewrites import rewrite
@@ -77,18 +77,18 @@ def _used_by_power(node: Any) -> Sequence[Mask] | None:
 
     If both arguments have a gradient, y is used, because the gradient of the other argument depends on y.
     """
-    if node.name() != "PowBackward1":  # one of the arguments is a number
-        is_one = node._saved_exponent == 0 if node.name() == "PowBackward0" else node._saved_self == 1
+    kind = type(node).__name__
+    if kind != "PowBackward1":  # one of the arguments is a number
+        is_one = node._saved_exponent == 0 if kind == "PowBackward0" else node._saved_self == 1
         return (torch.tensor(False),) if is_one else None
-    of_base, of_exponent = (ahead is not None for ahead, _ in node.next_functions)
-    saved = list(saved_tensors(node))  # the exponent, the result and the base
-    if not saved or of_base and of_exponent or node._input_metadata[0].dtype.is_complex:
+    (base, _), (exponent, _) = node.next_functions
+    if base is not None and exponent is not None:
         return None
-    other, one = (saved[0], 0) if of_base else (saved[-1], 1)
+    other = read_saved(node, "self" if base is None else "exponent")
     if type(other) not in (Tensor, Parameter) or not is_in_memory(other):
         return None
-    used = other != one
-    return None if bool(used.all()) else (used, used)
+    used = other != (1 if base is None else 0)
+    return None if bool(used.all()) or node._input_metadata[0].dtype.is_complex else (used, used)
 
 
 def _used_by_copysign(node: Any) -> Sequence[Mask] | None:
