@@ -47,9 +47,9 @@ class Function:
         derivative_if: the nodes for which `derivative` is used. None means all nodes.
         fills: how to recognize a node with which the derivative fills in zeros that mean nothing, as for a norm of 0:
             the functions ahead of that node, as in "MaskedFill(Div(Norm))". See the module `fills`.
-        uses: gives the elements that the result depends on, if the derivative does not show them. For each argument
-            of a node, it gives a mask that can be expanded to the shape of the result, or None: the argument is used.
-            If all arguments are used, it gives None in place of the masks.
+        uses: gives the elements of an elementwise function's result that depend on an argument, if the derivative
+            does not show them: for each argument of a node a mask that can be expanded to the shape of the result, or
+            None if all elements depend on it. If this holds for all arguments, it gives None in place of the masks.
         mixes: gives the dimensions of a node's tensors along which `derivative` mixes elements. None means all.
     """
 

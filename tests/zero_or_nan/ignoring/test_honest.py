@@ -243,7 +243,8 @@ FIXED = {
     "y ** 0": (lambda x: (x.sqrt() ** 0).sum(), [4.0, 0.0], [0.0, 0.0]),
     "y ** [3, 0, 2], without the last": (
         lambda x: (x.sqrt() ** torch.tensor([3, 0, 2]))[:2].sum(), [4.0, 0.0, 0.0], [3.0, 0.0, 0.0]),
-    "y[..., None] ** [0, 0]": (lambda x: (x.sqrt()[:, None] ** torch.zeros(2)).sum(), [4.0, 0.0], [0.0, 0.0]),
+    "y[..., None] ** [0, 1], without the last": (
+        lambda x: (x.sqrt()[:, None] ** torch.tensor([0.0, 1.0]))[:, 0].sum() + x.sum(), [4.0, 0.0], [1.0, 1.0]),
     "1 ** y": (lambda x: (1**x.sqrt()).sum(), [4.0, 0.0], [0.0, 0.0]),
     "[2, 1] ** y": (lambda x: (torch.tensor([2.0, 1.0]) ** x.sqrt()).sum(), [4.0, 0.0], [math.log(2), 0.0]),
     "[2, 1] ** y in a root": (

@@ -140,12 +140,12 @@ class Step:
         return values, [self._mask_of(result) for result in results]
 
     def _without_unused(self, result: Any, used: Mask) -> Any:
-        """A result whose elements are ignored if the function did not use them. They are 0, or NaN if a NaN arrived."""
+        """An argument's gradient, without elements that the function did not use. They are 0, or NaN if one arrived."""
         if used is None or not can_carry(unwrap(result)):
             return result
         cotangent = result if type(result) is Cotangent else Cotangent(result)
         used = used.to(cotangent.device).expand(tuple(self.node._input_metadata[0].shape))
-        cotangent.mask = mask = reduced(full(both(cotangent.mask, used), cotangent), cotangent.shape)
+        cotangent.mask = mask = reduced(full(both(self.masks[0], used), used), cotangent.shape)
         without_nan(cotangent.value, mask)
         return cotangent
 
