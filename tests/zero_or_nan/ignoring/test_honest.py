@@ -105,6 +105,7 @@ USED = {
     "a complex y ** 0": (lambda x: (torch.complex(x.sqrt(), x) ** torch.zeros(2)).real.sum(), [4.0, 0.0]),
     "a weight of prelu": (lambda x: F.prelu(torch.tensor([[1.0, 0.0], [2.0, 3.0]]), x.sqrt()).sum(), [4.0, 0.0]),
     "copysign": (lambda x: torch.copysign(x.sqrt(), torch.ones(2)).sum(), [4.0, 0.0]),
+    "copysign by a number": (lambda x: torch.copysign(x.sqrt(), 1.0).sum(), [4.0, 0.0]),
     "nextafter of NaN": (ratio(lambda y: torch.nextafter(y, torch.ones(2)).sum()), [1.0, 0.0]),
     "a triangle that is read": (
         lambda x: torch.linalg.solve_triangular(x.sqrt().view(2, 2), torch.ones(2, 1), upper=False).sum(),

@@ -92,8 +92,9 @@ def _used_by_power(node: Any) -> Sequence[Mask] | None:
 
 
 def _used_by_copysign(node: Any) -> Sequence[Mask] | None:
-    """The second argument gives a sign alone."""
-    return None if node.next_functions[1][0] is None else (None, torch.tensor(False))
+    """The second argument gives a sign alone. It may be a number."""
+    edges = node.next_functions
+    return (None, torch.tensor(False)) if len(edges) == 2 and edges[1][0] is not None else None
 
 
 function("PreluKernel PreluKernelBackward", selects=True, safe_if=FINITE)
