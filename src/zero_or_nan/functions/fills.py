@@ -60,12 +60,15 @@ _CONDITIONS = {
 }
 """The types of the nodes that choose by a condition, and the name of the condition among their saved tensors."""
 
+_POWERS = {kind for kind in KINDS if function_of(kind.__name__) == "Pow"}
+"""The types of the nodes of powers. A formula computes powers: the derivative of y ** 1 is 1 * y ** 0."""
+
 _RESHAPING = frozenset({"Conj", "Expand", "Squeeze", "Unsqueeze", "View"})
 """Nodes that `FORMULAS` don't mention."""
 
 
 def is_fill(node: Any) -> bool:
-    """True if a derivative formula of PyTorch made this node, to fill in zeros."""
+    """True if a derivative formula of PyTorch made this node, to fill in zeros or to compute a power."""
     return _EVER and _KEY in node.metadata
 
 
@@ -81,7 +84,7 @@ def mark_formula(node: Any, selects: bool, results: Iterable[Any], arriving: Ite
     """
     if not (selects or not torch.is_grad_enabled() or isinstance(node, BackwardCFunction)):
         for made in recorded_between(results, arriving, graph):
-            if type(made) in _CONDITIONS:
+            if type(made) in _CONDITIONS or type(made) in _POWERS:
                 _mark(made)
 
 
@@ -103,6 +106,24 @@ def mark_formulas(graph: Graph) -> None:
     choosing = [node for node in graph if type(node) in _CONDITIONS and not is_fill(node)]
     for node in _computed_in_cpp([node for node in choosing if fills_in(node)]):
         _mark(node)
+    if any(type(node) in _POWERS for node in graph):
+        for node, edges in graph.items():
+            for ahead, _ in edges if type(node).__name__ in ("MulBackward0", "MulBackward1") else ():
+                if type(ahead) in _POWERS and _is_derivative(node, ahead):
+                    _mark(ahead)
+
+
+def _is_derivative(product: Any, power: Any) -> bool:
+    """True if a product with a power is the derivative of a power: p * y ** (p - 1).
+
+    Python multiplies by a number as by a tensor. The node of a product with a number was made in C++.
+    """
+    if type(product).__name__ == "MulBackward1":
+        return type(power).__name__ == "PowBackward0" and product._saved_other == power._saved_exponent + 1
+    if type(power).__name__ != "PowBackward1":
+        return False
+    factor, exponent = read_saved(product, "self", unknown=True), read_saved(power, "exponent", unknown=True)
+    return factor is not None and exponent is not None and torch.equal(factor, exponent + 1)
 
 
 def fills_in(node: Any) -> bool:

@@ -74,7 +74,11 @@ class Function:
 
     def may_ignore(self, node: Any) -> bool:
         """Whether the function may ignore an element, as it was called at this node."""
-        return self.may_select(node) or self.uses is not None and self.uses(node) is not None
+        return self.may_select(node) or self.used(node) is not None
+
+    def used(self, node: Any) -> Sequence[Mask] | None:
+        """What `uses` gives for a node of the program. A node of a derivative formula uses everything."""
+        return None if self.uses is None or is_fill(node) else self.uses(node)
 
     def __post_init__(self) -> None:
         for condition in (self.safe_if, *self.safe_if_saved.values()):

@@ -61,6 +61,15 @@ def test_a_derivative_behind_a_filled_zero_is_plain_pytorchs(case):
             torch.testing.assert_close(selected, right, equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("power", [lambda y: y**1, lambda y: y ** torch.ones(2)])
+@pytest.mark.parametrize("first", [torch.autograd.grad, ignoring.grad])
+def test_a_power_of_0_in_a_derivative_formula_uses_its_base(first, power):
+    """The formula computes the derivative of y ** 1 as 1 * y ** 0."""
+    w = torch.tensor(2.0, requires_grad=True)
+    (slope,) = first(power(w * torch.tensor([3.0, float("nan")])).sum(), w, create_graph=True)
+    assert slope.isnan() and ignoring.grad(slope, w)[0].isnan()
+
+
 SELECTED = {
     "masked_fill behind a quotient by a norm": lambda v, n: (v / n).masked_fill(n == 0, 0),
     "masked_fill behind a power": lambda v, n: v.abs().pow(0.5).masked_fill(v == 0, 0),

@@ -133,7 +133,7 @@ class Step:
             self._watching.stop()
         if self._comparisons is not None:
             self._comparisons.stop()
-        used = None if self.function.uses is None else self.function.uses(self.node)
+        used = self.function.used(self.node)
         if used is not None:
             results = list(map(self._without_unused, results, used))
         values = left(results, [_given_back(result) for result in results])
