@@ -13,6 +13,9 @@ plain PyTorch recorded. In such a gradient, a node belongs to a formula if both 
 - Its condition (the mask of `masked_fill`, the condition of `where`) has no Python object before we read it. Each
   tensor that a program computes in Python has one, which lives as long as the tensor does. A tensor that a formula
   computes in C++ gets one when somebody asks for it.
+
+The powers that a formula computes are marked, too. A program's y ** 0 ignores y, but the derivative of y ** 1 is
+1 * y ** 0, and the program used y.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from ..masks.numbers import is_in_memory
 from .graph import KINDS, Graph, function_of, read_saved
 
 _Formula = tuple[str, tuple[Any, ...]] | None
@@ -61,7 +65,7 @@ _CONDITIONS = {
 """The types of the nodes that choose by a condition, and the name of the condition among their saved tensors."""
 
 _POWERS = {kind for kind in KINDS if function_of(kind.__name__) == "Pow"}
-"""The types of the nodes of powers. A formula computes powers: the derivative of y ** 1 is 1 * y ** 0."""
+"""The types of the nodes of powers."""
 
 _RESHAPING = frozenset({"Conj", "Expand", "Squeeze", "Unsqueeze", "View"})
 """Nodes that `FORMULAS` don't mention."""
@@ -106,11 +110,17 @@ def mark_formulas(graph: Graph) -> None:
     choosing = [node for node in graph if type(node) in _CONDITIONS and not is_fill(node)]
     for node in _computed_in_cpp([node for node in choosing if fills_in(node)]):
         _mark(node)
-    if any(type(node) in _POWERS for node in graph):
-        for node, edges in graph.items():
-            for ahead, _ in edges if type(node).__name__ in ("MulBackward0", "MulBackward1") else ():
-                if type(ahead) in _POWERS and _is_derivative(node, ahead):
-                    _mark(ahead)
+    powers = {node for node in graph if type(node) in _POWERS and _may_be_of_0(node)}
+    for node, edges in graph.items() if powers else ():
+        for ahead, _ in edges if type(node).__name__ in ("MulBackward0", "MulBackward1") else ():
+            if ahead in powers and _is_derivative(node, ahead):
+                _mark(ahead)
+
+
+def _may_be_of_0(power: Any) -> bool:
+    """True if an exponent may be 0."""
+    kind = type(power).__name__
+    return kind == "PowBackward1" or kind == "PowBackward0" and power._saved_exponent == 0
 
 
 def _is_derivative(product: Any, power: Any) -> bool:
@@ -123,7 +133,9 @@ def _is_derivative(product: Any, power: Any) -> bool:
     if type(power).__name__ != "PowBackward1":
         return False
     factor, exponent = read_saved(product, "self", unknown=True), read_saved(power, "exponent", unknown=True)
-    return factor is not None and exponent is not None and torch.equal(factor, exponent + 1)
+    if not (is_in_memory(factor) and is_in_memory(exponent)) or factor.device != exponent.device:
+        return False
+    return torch.equal(factor, exponent + 1)
 
 
 def fills_in(node: Any) -> bool:

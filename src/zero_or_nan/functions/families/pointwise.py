@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ...masks.cotangent import (
     Cotangent,
@@ -85,7 +84,7 @@ def _used_by_power(node: Any) -> Sequence[Mask] | None:
     if base is not None and exponent is not None:
         return None
     other = read_saved(node, "self" if base is None else "exponent")
-    if type(other) not in (Tensor, Parameter) or not is_in_memory(other):
+    if not is_in_memory(other):
         return None
     used = other != (1 if base is None else 0)
     return None if bool(used.all()) or node._input_metadata[0].dtype.is_complex else (used, used)
