@@ -88,7 +88,7 @@ def mark_formula(node: Any, selects: bool, results: Iterable[Any], arriving: Ite
     """
     if not (selects or not torch.is_grad_enabled() or isinstance(node, BackwardCFunction)):
         for made in recorded_between(results, arriving, graph):
-            if type(made) in _CONDITIONS or type(made) in _POWERS:
+            if type(made) in _CONDITIONS:
                 _mark(made)
 
 
@@ -106,7 +106,7 @@ def recorded_between(results: Iterable[Any], arriving: Iterable[Any], graph: Gra
 
 
 def mark_formulas(graph: Graph) -> None:
-    """Mark the nodes of formulas that plain PyTorch recorded in this graph."""
+    """Mark the nodes of formulas that plain PyTorch recorded in this graph, and all powers of formulas."""
     choosing = [node for node in graph if type(node) in _CONDITIONS and not is_fill(node)]
     for node in _computed_in_cpp([node for node in choosing if fills_in(node)]):
         _mark(node)

@@ -242,6 +242,9 @@ FIXED = {
     "sgn behind a selection": (
         lambda x: torch.where(x > 0, x.sqrt(), 0.5).sgn().sum() + x[0], [4.0, 0.0], [1.0, 0.0]),
     "y ** 0": (lambda x: (x.sqrt() ** 0).sum(), [4.0, 0.0], [0.0, 0.0]),
+    "[5, 5] * y ** [3, 0]": (
+        lambda x: (torch.full((2,), 5.0) * x.sqrt() ** torch.tensor([3, 0])).sum(), [4.0, 0.0], [15.0, 0.0]),
+    "1 * y ** 0": (lambda x: (1.0 * x.sqrt() ** 0).sum(), [4.0, 0.0], [0.0, 0.0]),
     "y ** [3, 0, 2], without the last": (
         lambda x: (x.sqrt() ** torch.tensor([3, 0, 2]))[:2].sum(), [4.0, 0.0, 0.0], [3.0, 0.0, 0.0]),
     "y[..., None] ** [0, 1], without the last": (
