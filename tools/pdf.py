@@ -13,8 +13,8 @@ from .serve import built, served
 
 MARGIN = {"top": "16mm", "bottom": "18mm", "left": "15mm", "right": "15mm"}
 _READY = """() => {
-    for (const solution of document.querySelectorAll(".tag_solution details")) solution.open = true;
-    for (const box of document.querySelectorAll("details:not(.tag_hide-cell *, .tag_hide-input *)")) box.open = true;
+    const boxes = "details:not(.tag_hide-cell *, .tag_hide-input *), .tag_solution details, .zn-prose > details";
+    for (const box of document.querySelectorAll(boxes)) box.open = true;
 }"""
 """Folded parts belong to the book, except the checks and the code of helpers."""
 

@@ -185,12 +185,13 @@ def points_by_node(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def decisions(sources: dict[str, Thread]) -> None:
-    """Show a table of threads, with their titles and states."""
+    """Show a table of threads in a closed box, with their titles and states."""
     threads = list(sources.values())
     rows = [[thread.link(), f"{html.escape(thread.title)}<br>{html.escape(thread.state)}"] for thread in threads]
-    caption = f"What was decided, looked up {', '.join(sorted({thread.looked_up for thread in threads}))}"
-    table = show.table(caption, ["Thread", "Title; how it stands"], rows)
-    show.show(show.Item("\n".join(thread.text() for thread in threads), show.prose(table)))
+    dates = ", ".join(sorted({thread.looked_up for thread in threads}))
+    table = show.table(f"What was decided, looked up {dates}", ["Thread", "Title; how it stands"], rows)
+    box = f"<details><summary>The titles and the states of {len(threads)} threads</summary>{table}</details>"
+    show.show(show.Item("\n".join(thread.text() for thread in threads), show.prose(box)))
 
 
 class _Card:

@@ -49,7 +49,7 @@ class Formula:
         ulps: how far the formula to copy may be from float64 on ordinary inputs. See `furthest`.
         given: the values of the other names at the point.
         chosen: the gradient of the formula to copy, if it is not the reference.
-        hidden: the code of the function that people write, if the page does not show it.
+        hidden: the code of the function that people write, if the page does not have it.
     """
 
     name: str
@@ -149,17 +149,15 @@ def formulas(rows: Sequence[Formula]) -> None:
 
 
 def _table(rows: Sequence[Formula]) -> show.Item:
-    head = ["Formula and point", "By hand", "To copy", "Right", "What the copy does"]
+    head = ["Formula and point", "By hand", "To copy", "What the copy does"]
     body, lines = [], []
     for row in rows:
         by_hand, copied = row.measured(copied=False)[1], row.measured()[1]
         lines.append(f"{row.name}: {describe(outcome(by_hand))}, {describe(outcome(copied))}")
-        right = "no gradient" if row.reference is None else _entries(row.reference)
-        link = f'<a href="#{row.anchor}">{html.escape(row.name)}</a>'
-        if node := row.node():
-            link += f'<br><code class="zn-word">{html.escape(node)}</code>'
-        effect = f'<span class="zn-word">{row.effect}</span>'
-        body.append([link, _entries(by_hand), _entries(copied), right, effect])
+        link = f'<a class="zn-one-line" href="#{row.anchor}">{html.escape(row.name)}</a>'
+        node = f' <code class="zn-word">{html.escape(name)}</code>' if (name := row.node()) else ""
+        right = f"; right is {_entries(row.reference)}" if row.effect == "Bounds" and row.reference else ""
+        body.append([link, _entries(by_hand) + node, _entries(copied), row.effect + right])
     caption = "Gradients at the point where the formula by hand breaks, in float32"
     return show.Item("\n".join(lines), show.prose(show.table(caption, head, body)))
 

@@ -1,4 +1,4 @@
-"""The results of `helpers.remedies` for readers: tables, a chart, every program, and a tree that recommends one."""
+"""The results of `helpers.remedies` for readers: tables, every program, and a tree that recommends a remedy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from . import show
 from .entries import Raised, describe
-from .figures import BLUE, GREY, ORANGE, RED, sketch
 from .methods import method
 from .recipes import IGNORED, REWRITES, USED, Situation
 from .remedies import COLUMNS, WORDS, Cell, Row, compare, plain_of
@@ -121,41 +119,7 @@ def methods_table(found: Remedies) -> None:
     show.show(show.Item("\n".join(plain), f'<div class="zn-figures">{show.table(caption, head, rows)}</div>'))
 
 
-def chart(found: Remedies) -> None:
-    """Draw how often each remedy gets each word, in the rows whose dangerous element the loss ignores."""
-    styles: dict[str, dict[str, Any]] = {
-        "right": {"color": BLUE},
-        "wrong number": {"facecolor": ORANGE, "hatch": "xx"},
-        "NaN or inf": {"facecolor": "none", "edgecolor": RED, "hatch": "///"},
-        "error": {"facecolor": "none", "edgecolor": GREY, "hatch": "--"},
-        "no place": {"facecolor": "none", "edgecolor": GREY, "linestyle": ":"},
-    }
-    names = sorted(COLUMNS, key=lambda name: (-found.count(name, "right", rows=found.ignored), COLUMNS.index(name)))
-    counts = {word: [found.count(name, word, rows=found.ignored) for name in names] for word in styles}
-    parts = [
-        f"{method(name).title} {', '.join(f'{counts[word][at]} {word}' for word in styles if counts[word][at])}"
-        for at, name in enumerate(names)
-    ]
-    caption = f"{len(found.ignored)} cases in which the loss ignores an element: what each method gives."
-    with sketch(f"For each method, the number of cases by result. {'; '.join(parts)}.", caption, height=6.2) as drawn:
-        axes, left = drawn.axes, [0] * len(names)
-        styles["wrong number"]["edgecolor"] = axes.xaxis.label.get_color()  # the page's ink, in light and in dark
-        places = range(len(names))
-        for word, style in styles.items():
-            some = [at for at in places if counts[word][at]]
-            wide = [counts[word][at] for at in some]
-            axes.barh(some, wide, left=[left[at] for at in some], height=0.62, label=word, **style)
-            left = [before + more for before, more in zip(left, counts[word], strict=True)]
-        axes.set_yticks(places, [method(name).title for name in names])
-        axes.invert_yaxis()
-        axes.set(xlabel="cases", xlim=(0, len(found.ignored)))
-        axes.set_ylabel("method")
-        axes.set_xticks(range(0, len(found.ignored) + 1, 5))
-        axes.legend(loc="lower center", bbox_to_anchor=(0.35, 1), ncols=2, columnspacing=1, handlelength=1.5)
-    show.show(drawn.figure)
-
-
-def numbers_table(rows: Sequence[Row], word: str, caption: str) -> None:
+def numbers_table(rows: Sequence[Row], word: str, caption: str, closed: bool = False) -> None:
     """Show each number that got the given word, and the remedies that gave it, next to the reference."""
     body, plain = [], []
     for row in rows:
@@ -173,7 +137,10 @@ def numbers_table(rows: Sequence[Row], word: str, caption: str) -> None:
             )
             body.append([html.escape(row.situation.name), html.escape(right), told])
     head = ["case", "reference", "gives, by which remedy"]
-    show.show(show.Item("\n".join(plain), show.prose(show.table(caption, head, body))))
+    table = show.table(caption, head, body)
+    if closed:
+        table = f"<details><summary>{caption}, in {len(body)} cases</summary>{table}</details>"
+    show.show(show.Item("\n".join(plain), show.prose(table)))
 
 
 def changes_table(row: Row) -> None:
@@ -197,7 +164,8 @@ def programs(rows: Sequence[Row]) -> None:
         for name, cell in row.cells.items()
         if cell.code
     )
-    show.show(show.Item(text, "".join(map(_card, rows))))
+    cards = "".join(map(_card, rows))
+    show.show(show.Item(text, f"<details><summary>The programs of all {len(rows)} cases</summary>{cards}</details>"))
 
 
 def _card(row: Row) -> str:

@@ -113,3 +113,16 @@ def test_a_remedy_is_shown_by_the_lines_that_it_changes_or_adds(monkeypatch):
     assert lines["vanilla"].startswith("x = torch.tensor([0.0, 2.0]") and lines["vanilla"].endswith("loss.backward()")
     assert lines["substitute"] == "y = torch.where(ok, x, 1).log(); loss = y.sum()"
     assert lines["ignoring"] == "ignoring.backward(loss)" and lines["epsilon"] == ""  # it has no place here
+
+
+def test_what_few_readers_look_up_is_closed_and_its_line_counts_the_cases(monkeypatch):
+    rows = compare([situation(), situation(name="log of 0")])
+    monkeypatch.setattr(remedy_tables.show, "show", (kept := []).append)
+    remedy_tables.numbers_table(rows, "right", "Right numbers", closed=True)
+    remedy_tables.numbers_table(rows, "right", "Right numbers")
+    remedy_tables.programs(rows)
+    closed, plain, programs = (BeautifulSoup(item.html(), "html.parser") for item in kept)
+    assert closed.select_one("details > summary").get_text() == "Right numbers, in 2 cases"
+    assert closed.select_one("details table") and not plain.select("details")
+    assert programs.select_one("details > summary").get_text() == "The programs of all 2 cases"
+    assert programs.select_one("details > details > summary").get_text() == "log <0>"

@@ -39,15 +39,6 @@ def figure():
     return items[0]
 
 
-@pytest.fixture(scope="module")
-def svg(figure):
-    return figure.wide[0]
-
-
-def ids(svg):
-    return re.findall(r'\bid="([^"]+)"', svg)
-
-
 def test_a_figure_needs_a_text_in_its_place_and_a_label_at_each_axis(shown):
     with pytest.raises(ValueError, match="alt is empty: write what the figure shows"), drawing("\n\t"):
         pytest.fail("the block must not be entered")
@@ -92,7 +83,8 @@ def test_the_svg_scales_with_the_page_and_text_is_as_large_on_a_phone(figure):
     assert sizes[0] == sizes[1] and sizes[0].count("12") > 5
 
 
-def test_ink_font_and_background_are_the_pages_own(svg):
+def test_ink_font_and_background_are_the_pages_own(figure):
+    svg = figure.wide[0]
     assert figures._INK not in svg.lower() and svg.count("currentColor") > 10
     texts = re.findall(r"<text.*?</text>", svg, flags=re.DOTALL)
     assert len(texts) > 5 and all("fill: currentColor" in text for text in texts)
@@ -106,7 +98,7 @@ def test_ink_font_and_background_are_the_pages_own(svg):
 def test_ids_of_two_figures_are_apart(shown):
     draw("one", "c")
     draw("one", "")
-    a, b = (set(ids("".join(figure.wide + figure.narrow))) for figure in shown)
+    a, b = (set(re.findall(r'\bid="([^"]+)"', "".join(figure.wide + figure.narrow))) for figure in shown)
     assert a and b and not a & b
 
 

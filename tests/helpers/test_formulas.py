@@ -10,7 +10,7 @@ from scratch import ROOT
 from helpers.atlas import EFFECTS
 from helpers.compare import Tolerance, differing
 from helpers.entries import outcome
-from helpers.formulas import FORMULAS, Formula
+from helpers.formulas import FORMULAS, Formula, _table
 
 PAGE = (ROOT / "chapters" / "losses-and-geometry.md").read_text(encoding="utf-8")
 exact = pytest.mark.parametrize("formula", [f for f in FORMULAS if f.effect == "Exact"], ids=lambda each: each.name)
@@ -62,6 +62,11 @@ def test_the_page_has_a_section_for_each_formula_and_an_effect_says_whether_ther
     with pytest.raises(LookupError, match="losses-and-geometry.md defines the function no_such"):
         Formula("", "", "no_such(x)", 0.0, 0.0, None, "Exact", tuple, 0).write  # noqa: B018
     assert FORMULAS[0].node() == "SigmoidBackward0"
+
+
+def test_the_table_has_the_right_gradient_only_where_the_copy_has_another():
+    table = _table(FORMULAS).body
+    assert table.count("right is") == table.count(">2.69e+43<") == 1  # exp(100), of the policy ratio
 
 
 def test_the_copy_is_right_at_the_point_and_near_float64_elsewhere():

@@ -136,16 +136,6 @@ def machine(machines, wheel):
     return made
 
 
-@pytest.fixture(scope="session")
-def example():
-    """README's first program, which prints its last line, and what that line says it gives."""
-    readme = (PROJECT.root / "README.md").read_text()
-    _, section = readme.split("\n## The right gradient from unmodified forward code\n")
-    *lines, last = re.search(r"^```python\n(.*?)\n```$", section, flags=re.DOTALL | re.MULTILINE)[1].splitlines()
-    expression, says = last.split("  # ")
-    return "\n".join([*lines, f"print({expression})\n"]), says
-
-
 def test_the_wheel_holds_every_file_of_the_library_and_its_plugin_and_no_other(wheel):
     content = {name for name in unpacked(wheel) if ".dist-info/" not in name}
     assert {"zero_or_nan/__init__.py", "zero_or_nan/py.typed"} <= content
@@ -190,8 +180,13 @@ def test_pip_installs_nothing_beside_it_but_what_torch_needs(machines, machine, 
     assert "torch" in below and "numpy" not in below
 
 
-def test_the_example_of_the_readme_is_complete_and_gives_what_it_says(machine, example, metadata):
-    program, says = example
+def test_the_example_of_the_readme_is_complete_and_gives_what_it_says(machine, metadata):
+    _, section = (
+        (PROJECT.root / "README.md").read_text().split("\n## The right gradient from unmodified forward code\n")
+    )
+    *lines, last = re.search(r"^```python\n(.*?)\n```$", section, flags=re.DOTALL | re.MULTILINE)[1].splitlines()
+    expression, says = last.split("  # ")  # the last line says what it gives
+    program = "\n".join([*lines, f"print({expression})\n"])
     assert "import torch" in program.splitlines() and "ignoring.backward(loss)" in program
     plain = program.replace("ignoring.backward(loss)", "loss.backward()")
     more = "import helpers, zero_or_nan; print(helpers.whose, zero_or_nan.__version__)"

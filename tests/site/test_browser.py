@@ -52,6 +52,7 @@ class Seen:
     small: list[Any]
     width: int
     scrolling: list[str]
+    height: int
 
 
 def look(tab: Visit, path: str, with_axe: bool) -> Seen:
@@ -61,10 +62,11 @@ def look(tab: Visit, path: str, with_axe: bool) -> Seen:
     glance = tab.page.locator("#at-a-glance")
     boxes = [each.bounding_box() if each.count() else None for each in (glance, fix)]
     at_first = (axe(tab, ROOT) if with_axe else None, *boxes)
+    height = tab.page.evaluate("document.documentElement.scrollHeight")
     numbers = tab.page.evaluate(BROKEN_NUMBERS), tab.page.evaluate(SMALL_TEXTS)
     tab.page.evaluate(OPEN_ALL)
     width = tab.page.evaluate("document.documentElement.scrollWidth")
-    return Seen(size, troubles, elsewhere, *at_first, *numbers, width, tab.page.evaluate(SCROLLING))
+    return Seen(size, troubles, elsewhere, *at_first, *numbers, width, tab.page.evaluate(SCROLLING), height)
 
 
 # Each width and each theme once.
@@ -115,6 +117,12 @@ def test_at_a_glance_fits_on_one_screen_of_a_laptop_and_on_two_of_a_phone(seen, 
     assert len(heights) >= 28
     most = 800 if view.startswith("wide") else 2 * 844
     assert {path: height for path, height in heights.items() if height > most} == {}
+
+
+def test_no_page_is_longer_than_20_screens_of_a_laptop_but_lists_with_a_filter(seen, view):
+    if view.startswith("wide"):
+        long = {path for path, page in seen.items() if page.height > 20 * 800}
+        assert long == {"chapters/api.html", "chapters/api-helpers.html"}
 
 
 def test_no_number_is_broken_and_the_text_of_figures_can_be_read(seen):

@@ -5,10 +5,6 @@ import pytest
 CASE = "chapters/where-over-exp.html"
 
 
-def box(tab, selector):
-    return tab.page.locator(selector).first.bounding_box()
-
-
 def test_what_is_wrong_and_the_fix_are_side_by_side_in_the_first_screen(visit, phone):
     visit.open("")
     wrong, fix = (cell.bounding_box() for cell in visit.page.locator(".cell.tag_beside").all())
@@ -22,7 +18,7 @@ def test_what_is_wrong_and_the_fix_are_side_by_side_in_the_first_screen(visit, p
         ways_on = tab.page.locator(".ways-on a")
         assert ways_on.all_inner_texts() == ["I have an error", "Find the line", "Learn why"]
         assert all(link.bounding_box()["y"] < 860 for link in ways_on.all())
-    assert box(visit, "[data-backward]")["y"] < 600
+    assert visit.page.locator("[data-backward]").first.bounding_box()["y"] < 600
 
 
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
@@ -100,6 +96,20 @@ def test_the_atlas_can_be_narrowed_to_a_node(visit):
     visit.page.evaluate("location.hash = 'angles'")
     visit.page.locator("#angles").wait_for()
     assert points.last.is_visible()
+
+
+def test_an_api_can_be_narrowed_to_a_name_also_of_a_method(visit):
+    visit.open("chapters/api.html")
+    names, status = visit.page.locator("section > dl.py"), visit.page.locator(".filter [role=status]")
+    every = names.count()
+    visit.page.get_by_label("Show the names with").fill("report.ok")
+    seen = [name.locator("dt[id]").first.get_attribute("id") for name in names.all() if name.is_visible()]
+    assert seen == ["zero_or_nan.explain.Report", "zero_or_nan.explain.ProbeReport"]  # not explain, which shows it
+    assert status.inner_text() == f"2 of {every} names"
+    assert not visit.page.locator("#callbacks-for-trainers").is_visible()
+    visit.page.evaluate("location.hash = 'callbacks-for-trainers'")
+    visit.page.locator("#callbacks-for-trainers").wait_for()
+    assert names.last.is_visible()
 
 
 def test_the_list_of_nodes_is_short_until_a_name_is_typed_or_followed(visit):

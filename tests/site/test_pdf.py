@@ -11,9 +11,9 @@ from tools import pdf as printing
 from tools.project import Problem, Project
 
 PROJECT = Project(ROOT)
-CASE = "chapters/where-over-exp"
-# Every eighth page, and a case: `make pdf` prints all of them, which takes half a minute.
-NAMES = [name for number, name in enumerate(PROJECT.names) if number % 8 == 0 or name == CASE]
+CASE, THREADS = "chapters/where-over-exp", "chapters/losses-and-geometry"
+# Every eighth page, a case, and a page with a box of threads: to print all pages takes half a minute.
+NAMES = [name for number, name in enumerate(PROJECT.names) if number % 8 == 0 or name in (CASE, THREADS)]
 PRINT = """
 import sys
 from pathlib import Path
@@ -53,17 +53,17 @@ def test_links_between_pages_lead_inside_of_the_file(book):
     assert len(links) - len(addresses) > 20
 
 
-def test_figures_have_all_their_steps_solutions_are_open_and_checks_are_left_out(book):
-    # Of the front page and one case, which have all of this.
+def test_figures_have_all_their_steps_solutions_and_threads_are_open_and_checks_are_left_out(book):
+    # Of the front page and two others, which have all of this.
     begins = [book.get_destination_page_number(entry) for entry in book.outline]
     text = "\n".join(
         book.pages[number].extract_text()
-        for at in (0, NAMES.index(CASE))
+        for at in (0, NAMES.index(CASE), NAMES.index(THREADS))
         for number in range(begins[at], begins[at + 1])
     )
     for step in ("1. sum", "2. where", "3. exp", "4. x.grad"):
         assert step in text
-    assert "A solution" in text and "Step 1 of" not in text
+    assert "A solution" in text and "What was decided" in text and "Step 1 of" not in text
     assert "results are as stated" not in text and "Open in Colab" not in text
 
 

@@ -55,6 +55,8 @@ QUERIES = {
     "CompiledFunctionBackward": ("returned-nan-values", 1),
     # Questions.
     "where does my NaN come from": ("find-it-in-your-model", 3),
+    "which tool finds nan": ("which-tool-finds-my-nan", 3),
+    "DebugMode nan": ("which-tool-finds-my-nan", 3),
     "which nan gradient fix is right": ("every-remedy", 6),
     "nan gradient cheat sheet": ("four-cases", 3),
     "grad is None": ("not-your-case glossary", 3),

@@ -1,16 +1,22 @@
-// The filter of the atlas and of the list of nodes: only items stay whose name, code or node contains the typed words.
+// The filter of a generated list: the atlas, the nodes, or the names of an API. Only items stay that contain the typed words.
 "use strict";
 
-const listed = document.getElementById("the-points") ?? document.getElementById("all-nodes");
-const each = ":is(.zn-point, .zn-nodes .zn-searched)";
-const points = [...listed.querySelectorAll(each)].map((point) => ({ point, text: (point.querySelector(".zn-searched") ?? point).textContent.toLowerCase() }));
+const noun = document.querySelector("section > dl.py") ? "names" : document.getElementById("the-points") ? "points" : "nodes";
+const listed = document.getElementById("the-points") ?? document.getElementById("all-nodes") ?? document.querySelector("article > section");
+const each = ":is(.zn-point, .zn-nodes .zn-searched, section > dl.py)";
+const points = [...listed.querySelectorAll(each)].map((point) => ({ point, text: searched(point).toLowerCase() }));
 const groups = [...listed.querySelectorAll("section, .zn-nodes > li")].filter((group) => group.querySelector(each));
 const folded = [...listed.querySelectorAll("details")].filter((details) => details.querySelector(".zn-nodes"));
-const noun = listed.id.split("-").at(-1);
+
+// The name, the code and the node of a point; the whole name of a function, and of a class with its methods.
+function searched(point) {
+  const names = [...point.querySelectorAll("dt[id]")].map((signature) => signature.id);
+  return names.join(" ") || (point.querySelector(".zn-searched") ?? point).textContent;
+}
 
 const typed = document.createElement("input");
 typed.type = "search";
-typed.placeholder = "SqrtBackward0, norm, softmax …";
+typed.placeholder = noun === "names" ? "part of a name" : "SqrtBackward0, norm, softmax …";
 const left = document.createElement("span");
 left.setAttribute("role", "status");
 const label = document.createElement("label");

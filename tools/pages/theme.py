@@ -95,7 +95,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "has_backward": "data-backward" in body,
         "has_cells": "cell_output" in body,
         "has_control": "data-control=" in body,
-        "has_filter": 'class="zn-point"' in body or 'class="zn-nodes"' in body,
+        "has_filter": any(f'class="{listed}' in body for listed in ("zn-point", "zn-nodes", "py ")),
         "has_paste": 'class="paste"' in body,
         "has_terms": 'class="term ' in body,
         "has_verdict": "data-verdict" in body,

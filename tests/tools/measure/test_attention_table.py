@@ -1,7 +1,5 @@
 """Masked rows in Flex attention and in a Hugging Face model: the record, and how a difference is said."""
 
-import json
-
 import pytest
 import torch
 from scratch import ROOT
@@ -11,19 +9,14 @@ from tools.measure.attention import FLEX, LLAMA, add, flex, llama, off, recorded
 from tools.project import read_record
 
 nan = float("nan")
-FILE = ROOT / "results" / "measured" / "attention.json"
-
-
-@pytest.fixture(scope="module")
-def content():
-    return json.loads(FILE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "measure"), [(FLEX, flex), (LLAMA, llama)])
-def test_the_record_is_what_this_pytorch_does(content, name, measure):
+def test_the_record_is_what_this_pytorch_does(name, measure):
     if name == LLAMA:
         pytest.importorskip("transformers")
+    content = read_record(ROOT / "results" / "measured" / "attention.json")
     tables = recorded(content).get(torch.__version__.partition("+")[0])
     if tables is None or not tables[name]:
         pytest.skip("this PyTorch isn't recorded")

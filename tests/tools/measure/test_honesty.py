@@ -1,6 +1,5 @@
 """The search for what is hidden: it can tell a lie when there is one, and finds none in a sample of the operators."""
 
-import functools
 import os
 import signal
 
@@ -19,12 +18,6 @@ def operators():
     return {honesty.name_of(op): op for op in honesty.operators()}
 
 
-@pytest.fixture
-def plant(monkeypatch):
-    """Another record of a function, for one test."""
-    return functools.partial(monkeypatch.setitem, FUNCTIONS)
-
-
 @pytest.mark.parametrize(
     "name", sample("amax ceil cumprod exp gather logsumexp mm maximum nn.functional.relu norm std sort".split(), 2)
 )
@@ -35,9 +28,9 @@ def test_nothing_is_hidden(operators, name):
     assert tally.is_honest, tally.notes
 
 
-def test_a_step_that_is_taken_for_a_selection_is_found(operators, plant, monkeypatch):
+def test_a_step_that_is_taken_for_a_selection_is_found(operators, monkeypatch):
     monkeypatch.setattr(honesty, "NOTES", 1000)
-    plant("Ceil", Function(selects=True))
+    monkeypatch.setitem(FUNCTIONS, "Ceil", Function(selects=True))
     tally = honesty.measure(operators["ceil"], samples=1)
     assert tally.hidden > 0
     for form in ("out of place", "in place", "in place on a slice"):

@@ -7,13 +7,9 @@ import pytest
 from tools.steps.made import Made
 
 
-@pytest.fixture
-def project(tmp_path):
-    return SimpleNamespace(build=tmp_path / "_build")
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff"])
-def test_a_file_that_is_not_ours_is_as_good_as_none(project, content):
+def test_a_file_that_is_not_ours_is_as_good_as_none(tmp_path, content):
+    project = SimpleNamespace(build=tmp_path / "_build")
     project.build.mkdir()
     (project.build / "made.json").write_bytes(content)
     made = Made(project)

@@ -30,7 +30,7 @@ OUTPUT = [
     "make rec",
 ]
 REFUSED = [
-    ("chapters/one.md", "6 * 7.5", "6 * 8", "book", OUTPUT),
+    ("chapters/one.md", "6 * 7.5", "6 * 8", "check one", OUTPUT),
     ("chapters/one.md", "6 * 7.5", "6 * 8", "check one", OUTPUT),  # the second time, its outputs come from the cache
     ("chapters/claim.md", "case.claim(", "if False: case.claim(", "check claim", ["no longer states claim · claim"]),
     (

@@ -83,17 +83,12 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr(matrix, "_COPIED", ("_config.yml", "pyproject.toml", "chapters", "src", "tests"))
     programs = {"claims": CLAIMS, "tests": TESTS, "fixed": FIXED, "masked": MASKED}
     for part, program in programs.items():
-        put(monkeypatch, part, program)
+        monkeypatch.setitem(matrix.PARTS, part, (("-c", program), matrix.PARTS[part][1]))
     monkeypatch.setattr(Isolated, "install", installed)
     monkeypatch.setattr(
         isolated, "DISK", 1
     )  # nothing is installed, so the tests also pass on a disk that is almost full
     return Project(tmp_path)
-
-
-def put(monkeypatch, part, program):
-    """Let a part of the matrix be a program."""
-    monkeypatch.setitem(matrix.PARTS, part, (("-c", program), matrix.PARTS[part][1]))
 
 
 def installed(environment, *packages):

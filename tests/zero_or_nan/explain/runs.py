@@ -70,14 +70,6 @@ def sgd(model: nn.Module, lr: float, **options: Any) -> torch.optim.Optimizer:
 # Runs that diverge.
 
 
-@run("diverges", lr=1e8, cured_by=0.1)
-def regression_at_an_absurd_rate(lr):
-    """Each step multiplies the loss by some 10¹⁷."""
-    model = nn.Linear(2, 1)
-    x = torch.randn(16, 2)
-    return training(sgd(model, lr), lambda _: F.mse_loss(model(x), x.sum(1, keepdim=True)))
-
-
 @run("diverges", lr=0.01, cured_by=1e-7)
 def features_that_were_not_scaled(lr):
     """Square metres and years go in as they are: the curvature is some 10⁶, and a rate of 0.01 is far too large."""

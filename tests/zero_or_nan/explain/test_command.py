@@ -46,6 +46,19 @@ CALLS = {
         """,
         "['--json', '-m', 'a b'] True Mine\n", FINE, ("main.py", "--json", "-m", "a b"),
     ),
+    # What the compiler replaces as it is imported would stay, with what a block has put there.
+    "no compiler": Call(
+        1, """
+        import sys
+        import torch
+        from zero_or_nan import ignoring
+        x = torch.tensor([1.0, torch.nan], requires_grad=True)
+        (torch.nn.Linear(2, 1)(x[None]) * 0).log().sum().backward()
+        ignoring.backward(x.clone()[:, None].amax(1)[:1].sum())  # a derivative that compares
+        print("torch._dynamo" in sys.modules)
+        """,
+        "False\n", "bad input: ",
+    ),
     "exit_0": Call(1, BAD + "raise SystemExit(0)", "", REPORT),
     "exit_text": Call(1, "raise SystemExit('no data')", "", FINE, error="no data\n"),
     "raises": Call(1, BAD + "raise ValueError('mine')", "", REPORT, error="ValueError: mine\n"),

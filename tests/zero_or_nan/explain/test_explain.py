@@ -200,18 +200,6 @@ def result_written_into_a_buffer():
     (leaf(1.0, 2.0) * rate).sum().backward()
 
 
-@program("undefined forward _foreach_div")
-def foreach_in_an_optimizer():
-    used, unused = nn.Linear(3, 1), nn.Linear(3, 1)
-    parameters = [*used.parameters(), *unused.parameters()]
-    for _ in range(2):
-        loss = (used(torch.randn(4, 3)) + 0 * unused(torch.randn(4, 3))).square().mean()
-        gradients = list(torch.autograd.grad(loss, parameters))
-        with torch.no_grad():
-            torch._foreach_div_(gradients, torch._foreach_norm(gradients))  # born
-            torch._foreach_add_(parameters, gradients, alpha=-0.1)
-
-
 @program("overflow forward log")
 def forward_alone():
     p = (leaf(1.0, 2.0) * 300).softmax(0)
@@ -264,14 +252,6 @@ def embedded_padding_that_is_packed_away():
     gru(packed)[1].square().mean().backward()
 
 
-@program("overflow forward rnn_relu")
-def recurrent_net_that_explodes():
-    net = nn.RNN(1, 1, nonlinearity="relu")
-    for parameter in net.parameters():
-        nn.init.constant_(parameter, 4.0)
-    net(torch.ones(70, 2, 1))[0][-1].mean().backward()  # born
-
-
 @program("contaminated forward conv1d")
 def border_that_is_cropped():
     conv = nn.Conv1d(1, 2, 3, padding=1)
@@ -318,18 +298,6 @@ def forward_algorithm_of_a_chain():
     (-alpha.logsumexp(0) - alpha[1]).backward()
 
 
-@program()
-def attention_over_edges():
-    h = nn.Linear(3, 2)(torch.randn(4, 3))
-    source, target = torch.tensor([[0, 1, 2, 0], [1, 2, 1, 2]])
-    score = (h[source] * h[target]).sum(1)
-    highest = torch.full((4,), -inf).scatter_reduce(0, target, score.detach(), "amax")
-    weight = (score - highest[target]).exp()
-    total = torch.zeros(4).scatter_add(0, target, weight)
-    out = torch.zeros(4, 2).index_add(0, target, (weight / total[target])[:, None] * h[source])
-    out.square().mean().backward()
-
-
 # What is harmless stands beside what is not, or spreads to later steps.
 
 
@@ -341,39 +309,6 @@ def metric_that_is_nan_before():
     length = logits.square().sum(1).sqrt()  # born
     assert len(log["accuracy"]) == 3
     length.mean().backward()
-
-
-@program("contaminated forward exp")
-def two_branches_one_of_data():
-    counts, rate = torch.tensor([[0.0, 3.0], [7.0, 0.0]]), leaf([1.0, 120.0], [0.5, 2.0])
-    feature = torch.where(counts > 0, counts.log(), 0.0)
-    power = rate.exp()  # born
-    (feature * torch.where(rate < 50, power, 50.0)).sum().backward()
-
-
-@program("contaminated forward linear", says=r"teacher\.0")
-def mask_of_infinity_beside_missing_rows():
-    pair = nn.ModuleDict({"student": nn.Linear(3, 4), "teacher": nn.Sequential(nn.Linear(3, 4), nn.Tanh())})
-    seen = torch.tensor([*torch.randn(2, 3).tolist(), [nan] * 3, [0.1, nan, 0.2]])
-    h = pair["student"](torch.randn(4, 3))
-    scores = (h @ h.T).masked_fill(torch.ones(4, 4).triu(1).bool(), -inf)
-    taught = pair["teacher"](seen)  # born
-    present = ~seen.isnan().any(1)
-    ((scores.softmax(-1) @ h)[present] - taught[present]).square().mean().backward()
-
-
-@program("contaminated forward exp")
-def contamination_that_spreads_into_training():
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(4):
-        x = torch.randn(4, 2)
-        x[0] *= 1000.0 if step == 2 else 1.0
-        rate = model(x).abs()
-        power = rate.exp()  # born
-        optimizer.zero_grad()
-        torch.where(rate < 20, power, rate).mean().backward()
-        optimizer.step()
 
 
 @program("undefined forward div", "contaminated forward log")

@@ -110,6 +110,14 @@ def test_a_gradient_leads_where_no_special_input_does():
     assert [finding.function for finding in report.findings] == ["log"]
 
 
+def test_whole_numbers_with_a_gradient_may_be_equal_to_a_target():
+    """A predicted box has a gradient, so its corners count nothing, even if the example has whole numbers."""
+    boxes, targets = wants([10.0, 20.0], [30.0, 50.0]), torch.tensor([[11.0, 23.0], [28.0, 55.0]])
+    report = explain.probe(lambda boxes, targets: (boxes - targets).norm(dim=1).log().mean(), boxes, targets)
+    (finding,) = report.findings
+    assert finding.distance == "boxes is equal to targets"
+
+
 def test_calls_that_were_searched_are_listed_unless_a_number_keeps_them_from_their_edge():
     def loss_fn(x):
         y = x.square() + 1

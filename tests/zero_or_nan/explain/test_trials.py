@@ -301,6 +301,22 @@ def test_without_the_import_of_functional_the_whole_name_is_written(first):
     )
 
 
+def test_under_no_grad_only_the_value_has_to_be_right(first, tmp_path):
+    """The slope of a square root at 0 is infinite, but nothing asks for it here."""
+    lines = "with torch.no_grad():\n    w = x.sqrt() / x.sqrt().sum().sub(1)\n(w * x).sum().backward()"
+    origin = first(leaf([0.0, 1.0]) + lines)
+    assert "Tried on your numbers" in origin.remedy
+    assert pasted(tmp_path / "program.py", origin)["x"].grad.isfinite().all()
+
+
+def test_what_was_computed_under_no_grad_gets_no_gradient_from_a_remedy(first):
+    """log_softmax in the second line would have a gradient that the program does not have."""
+    lines = "with torch.no_grad():\n    p = x.softmax(-1)\nloss = (torch.log(p) * x).sum()\nloss.backward()"
+    assert "log_softmax" not in first(leaf([200.0, 1.0]) + lines).remedy
+    inside = lines.replace("p = x.softmax(-1)\n", "p = torch.log(x.softmax(-1))\n").replace("torch.log(p)", "p")
+    assert "p = F.log_softmax(x, dim=-1)" in first(leaf([200.0, 1.0]) + inside).remedy
+
+
 def test_what_was_changed_in_place_since_is_not_tried(first):
     origin = first(
         leaf([-200.0, 1.0]) + "y = x * 1\np = torch.sigmoid(y)\nloss = p.log().sum()\ny.fill_(3)\nloss.backward()"

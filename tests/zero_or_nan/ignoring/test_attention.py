@@ -148,17 +148,13 @@ def fused(kernel, **options):
     return attend
 
 
-def multihead(x, cut):
-    return nn.MultiheadAttention(4, 2, batch_first=True)(x, x, x, attn_mask=cut)[0]
-
-
 ONE_ANSWER = {
     "MATH": fused(SDPBackend.MATH),
     "MATH, dropout": fused(SDPBackend.MATH, dropout_p=0.5),
     "MATH, is_causal": fused(SDPBackend.MATH, attn_mask=None, is_causal=True),
     "FLASH_ATTENTION": fused(SDPBackend.FLASH_ATTENTION),
     "FLASH_ATTENTION, is_causal": fused(SDPBackend.FLASH_ATTENTION, attn_mask=None, is_causal=True),
-    "MultiheadAttention": multihead,
+    "MultiheadAttention": lambda x, cut: nn.MultiheadAttention(4, 2, batch_first=True)(x, x, x, attn_mask=cut)[0],
 }
 
 
@@ -245,7 +241,7 @@ class Kernel:
         grad, query, key, value, out = shaped
         heads, shared = query.shape[1], key.shape[1]
         key, value = (t.repeat_interleave(heads // shared, 1) for t in (key, value))
-        starts = starts_of(given)
+        starts = given.get("cu_seqlens_q", given.get("cum_seq_q"))
         bias = given.get("attn_bias", given.get("bias"))
         scores = query @ key.mT * given["scale"] + (0 if bias is None else bias)
         cut = cut_of(query, key, given.get("is_causal") or given.get("custom_mask_type"), starts)
@@ -268,10 +264,6 @@ class Kernel:
             results = [t.transpose(1, 2) for t in results]
         results = [t.squeeze(0) for t in results] if flat else results
         return (*results, to_scores) if len(self._schema.returns) == 4 else tuple(results)
-
-
-def starts_of(given):
-    return given.get("cu_seqlens_q", given.get("cum_seq_q"))
 
 
 def kept_of(shape, given, dropout):

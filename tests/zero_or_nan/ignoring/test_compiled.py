@@ -118,13 +118,9 @@ class LikeSlice(torch.autograd.Function):
         return found
 
 
-def positive(x):
-    return torch.where(x > 0, x, 0.0).sum()
-
-
 USED = {
     "the same where, of the user": (
-        lambda x: (lambda y: positive(y) + LikeWhere.apply(y).sum())(x.sqrt()), [1.0, 0.0],
+        lambda x: (lambda y: (torch.where(y > 0, y, 0.0) + LikeWhere.apply(y)).sum())(x.sqrt()), [1.0, 0.0],
     ),
     "the same slice, of the user": (
         lambda x: (lambda y: y[:1].sum() + LikeSlice.apply(y).sum())(x.sqrt()), [1.0, 0.0],

@@ -37,20 +37,12 @@ def numbers(*shape):
 X, W, B = numbers(4, 3), numbers(3, 5), numbers(5)
 
 
-def layer(x, w, b):
-    return torch.tanh(x @ w + b)
-
-
 def total(x, w, b):
-    return layer(x, w, b).square().sum()
+    return torch.tanh(x @ w + b).square().sum()
 
 
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5), nn.Linear(5, 2))
-
-
-MODEL = network()
+torch.manual_seed(0)
+MODEL = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5), nn.Linear(5, 2))
 PARAMETERS = dict(MODEL.named_parameters())
 DETACHED = {name: parameter.detach() for name, parameter in PARAMETERS.items()}
 

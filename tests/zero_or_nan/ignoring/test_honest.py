@@ -60,7 +60,14 @@ ON_A_SLICE = {
     "twice": lambda s: s.mul_(B).add_(0.0),
 }  # fmt: skip
 
+COMPUTED_ZEROS = {
+    "0 times it": lambda y: y * 0, "a bool times it": lambda y: y * B, "int times it": lambda y: B.int() * y,
+    "the power of 0": lambda y: y**0, "it less itself": lambda y: y - y, "zeros @": lambda y: y @ torch.zeros(2, 1),
+    "a weight of 0": lambda y: torch.tensor([0.0, -inf]).softmax(0) * y,
+}  # fmt: skip
+
 USED = {
+    **{name: (lambda x, zero=zero: zero(x.sqrt()).sum(), [4.0, 0.0]) for name, zero in COMPUTED_ZEROS.items()},
     "a norm of roots": (lambda x: torch.linalg.vector_norm(x.sqrt()), [0.0, 0.0]),
     "std of constant sqrt": (lambda x: x.sqrt().std(), [0.0, 0.0]),
     "logsumexp of inf": (lambda x: torch.logsumexp(x, 0), [inf, 1.0]),
@@ -186,6 +193,16 @@ def test_a_zero_that_a_hook_writes_hides_nothing_wherever_the_tensor_comes_from(
 # What the loss ignored.
 
 FIXED = {
+    "nanmean": (lambda x: (x * x / x).nanmean(), [1.0, 0.0], [1.0, 0.0]),
+    "dangers in a row": (
+        lambda x: torch.where(x > 0, (1 / x.sqrt()).log().exp().sin(), 0.0).sum(), [4.0, 0.0],
+        [-math.cos(0.5) / 16, 0.0]),
+    "an inner selection alone": (
+        lambda x: torch.where(x > 0, (x + torch.where(x > 0, 0.0, nan)).log(), 0.0).sum(), [2.0, -1.0], [0.5, 0.0]),
+    "what is ignored, through a derivative of 0": (
+        lambda x: torch.where(x < 50, x.exp().floor() + x, 0.0).sum(), [1.0, 100.0], [1.0, 0.0]),
+    "one use that ignores and one that does not": (
+        lambda x: (torch.where(x < 50, x.exp(), 0.0) + 3 * x).sum(), [0.0, 100.0], [4.0, 3.0]),
     "relu_ on a slice": (in_place(lambda s: s.relu_()), [4.0, 0.0], [0.25, 0.0]),
     "masked_fill_ on a slice": (in_place(lambda s: s.masked_fill_(~B, 1.0)), [4.0, 0.0], [0.25, 0.0]),
     "clamp_ on a slice": (in_place(lambda s: s.clamp_(min=1)), [4.0, 0.0], [0.25, 0.0]),
@@ -341,3 +358,21 @@ def test_a_mask_is_not_computed_in_half_precision():
     loss = F.avg_pool2d(x, 1024)[0, 0, 0, 0]
     (result,) = ignoring.grad(loss + 0 * torch.where(x < 0, x, 0).sum(), x, ignored="masked")
     assert result.get_mask().all()
+
+
+def test_ignored_only_if_all_that_went_in_is():
+    x = torch.tensor([1.0, 100.0, 100.0], requires_grad=True)
+    total = torch.where(x < 50, x.exp(), 0.0).sum()
+    (result,) = ignoring.grad(total + x[1] * 0, x, ignored="masked")
+    assert result.get_mask().tolist() == [True, True, False]
+    assert result.get_data().tolist() == pytest.approx([math.e, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_of_a_softmax_those_count_that_share_an_entrys_sum(function, dim, each_way):
+    x = (1000 * torch.arange(6.0)).reshape(2, 3).requires_grad_()  # most weights are 0, and so are most gradients
+    (result,) = ignoring.grad(function(x, dim)[0, 1], x, ignored="masked")
+    fibre = torch.zeros(2, 3, dtype=torch.bool)
+    fibre.select(1 - dim % 2, 1 if dim == 0 else 0).fill_(True)
+    assert result.get_mask().tolist() == fibre.tolist()

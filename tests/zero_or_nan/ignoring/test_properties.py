@@ -32,10 +32,6 @@ def same(ours, expected):
     return math.isclose(ours, expected, rel_tol=1e-7, abs_tol=1e-300)
 
 
-def through(program, *names):
-    return any(name in names for name, _, _ in program.steps)
-
-
 def gradients(auto, program, dtype=torch.float64, **options):
     leaves, loss = program.by_pytorch(dtype)
     assume(loss.requires_grad)
@@ -77,7 +73,8 @@ def test_every_entry_is_what_floats_give_entry_by_entry(program):
             assert expected == [None] * 4
         else:
             for o, e in zip(ours.tolist(), [0.0 if e is None else e for e in expected], strict=True):
-                loses_all_digits = through(program, "tanh") and isfinite(o) and isfinite(e)  # 1 - y * y
+                has_tanh = any(name == "tanh" for name, _, _ in program.steps)
+                loses_all_digits = has_tanh and isfinite(o) and isfinite(e)  # 1 - y * y
                 assert same(o, e) or loses_all_digits
 
 

@@ -210,6 +210,3 @@ def test_masked_for_a_leaf_that_is_not_dense(leaf):
     x = leaf().requires_grad_()
     with pytest.raises(ValueError, match=r'ignored="masked" needs dense inputs'):
         ignoring.grad((x * 2).sum(), x, ignored="masked")
-
-
-# Tensors of a subclass.

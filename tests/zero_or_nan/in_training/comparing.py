@@ -3,8 +3,10 @@
 What differentiates is an argument called `ignoring`, so that a training runs the lines that a user writes.
 """
 
+import inspect
 import math
 import warnings
+from functools import partial, wraps
 
 import pytest
 import torch
@@ -77,11 +79,18 @@ def compare(train, plain_raises=None, **tolerance):
     torch.testing.assert_close(_without_a_warning(train, BAD), expected, **tolerance)
 
 
-def compare_where_told(train, message):
-    """Where ignored elements can't be followed a warning says so, and the gradient is contaminated."""
-    same_bits(train, GOOD)
-    with pytest.warns(UserWarning, match=message):
-        assert not is_finite(train(ignoring, BAD))
+def compared(**options):
+    """A test that is a training: `compare` gives it `ignoring` and the rows, and pytest all other arguments."""
+
+    def made(train):
+        @wraps(train)
+        def test(**given):
+            compare(partial(train, **given), **options)
+
+        test.__signature__ = inspect.Signature([*inspect.signature(train).parameters.values()][2:])
+        return test
+
+    return made
 
 
 def same_bits(train, rows):

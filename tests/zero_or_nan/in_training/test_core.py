@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from comparing import BAD, GOOD, STEPS, compare, is_used, loss_of, network, state, steps
+from comparing import BAD, GOOD, STEPS, compare, compared, is_used, loss_of, network, state, steps
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.checkpoint import checkpoint
 
@@ -11,15 +11,13 @@ from zero_or_nan import ignoring
 
 @pytest.mark.setup("A training loop", "ignoring.backward(loss)", "In place of `loss.backward()`. Nothing else changes.")
 @pytest.mark.parametrize("select", [torch.where, lambda used, out, zero: out[used[:, 0]]], ids=["where", "index"])
-def test_a_training_loop(select):
-    def train(ignoring, rows):
-        model = network()
-        for _ in steps(model):
-            loss = select(is_used(rows)[:, None], model(rows).square(), 0.0).sum()
-            ignoring.backward(loss)
-        return state(model, loss)
-
-    compare(train)
+@compared()
+def test_a_training_loop(ignoring, rows, select):
+    model = network()
+    for _ in steps(model):
+        loss = select(is_used(rows)[:, None], model(rows).square(), 0.0).sum()
+        ignoring.backward(loss)
+    return state(model, loss)
 
 
 MIXED_PRECISION = pytest.mark.setup(
@@ -74,18 +72,16 @@ def test_a_step_is_skipped_when_a_used_entry_overflows_and_only_then():
     "for part in rows.chunk(3):\n    ignoring.backward(loss_of(model, part))\noptimizer.step()",
     "Gradients add up in `.grad` as usual.",
 )
-def test_gradient_accumulation():
-    def train(ignoring, rows):
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            for part in rows.chunk(3):
-                ignoring.backward(loss_of(model, part))
-            optimizer.step()
-        return state(model, loss_of(model, rows))
-
-    compare(train)
+@compared()
+def test_gradient_accumulation(ignoring, rows):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for part in rows.chunk(3):
+            ignoring.backward(loss_of(model, part))
+        optimizer.step()
+    return state(model, loss_of(model, rows))
 
 
 @pytest.mark.setup(
@@ -93,21 +89,19 @@ def test_gradient_accumulation():
     "ignoring.backward(loss)\nclip_grad_norm_(params, 1.0, error_if_nonfinite=True)\nclip_grad_value_(params, 0.1)",
     "The norm is that of the used elements: no error where plain PyTorch raises one.",
 )
-def test_gradient_clipping():
-    def train(ignoring, rows):
-        model = network()
-        params = list(model.parameters())
-        optimizer = torch.optim.SGD(params, lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            loss = loss_of(model, rows)
-            ignoring.backward(loss)
-            clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
-            clip_grad_value_(params, 0.1)
-            optimizer.step()
-        return state(model, loss)
-
-    compare(train, plain_raises="non-finite")
+@compared(plain_raises="non-finite")
+def test_gradient_clipping(ignoring, rows):
+    model = network()
+    params = list(model.parameters())
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, rows)
+        ignoring.backward(loss)
+        clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
+        clip_grad_value_(params, 0.1)
+        optimizer.step()
+    return state(model, loss)
 
 
 @pytest.mark.setup(
@@ -116,19 +110,17 @@ def test_gradient_clipping():
     "Both values of `use_reentrant` work, and the block is computed again only as often as in plain PyTorch.",
 )
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(reentrant):
-    def train(ignoring, rows):
-        model = network()
-        block, runs = model[1:], []
-        block.register_forward_hook(lambda *_: runs.append(1))
-        for _ in steps(model):
-            hidden = model[0](rows)
-            out = checkpoint(block, hidden, use_reentrant=reentrant)
-            loss = torch.where(is_used(rows)[:, None], out.square(), 0.0).sum()
-            ignoring.backward(loss)
-        return [torch.tensor(len(runs)), *state(model, loss)]
-
-    compare(train)
+@compared()
+def test_activation_checkpointing(ignoring, rows, reentrant):
+    model = network()
+    block, runs = model[1:], []
+    block.register_forward_hook(lambda *_: runs.append(1))
+    for _ in steps(model):
+        hidden = model[0](rows)
+        out = checkpoint(block, hidden, use_reentrant=reentrant)
+        loss = torch.where(is_used(rows)[:, None], out.square(), 0.0).sum()
+        ignoring.backward(loss)
+    return [torch.tensor(len(runs)), *state(model, loss)]
 
 
 @pytest.mark.setup(
@@ -136,28 +128,26 @@ def test_activation_checkpointing(reentrant):
     "block.register_full_backward_hook(look_at_all)\nhidden.register_hook(look)\nignoring.backward(loss)",
     "Hooks of tensors and modules get plain tensors, with 0 for an ignored element, and may change them.",
 )
-def test_hooks():
-    def train(ignoring, rows):
-        model = network()
-        block, seen = model[1:], []
+@compared()
+def test_hooks(ignoring, rows):
+    model = network()
+    block, seen = model[1:], []
 
-        def look(gradient):
-            assert type(gradient) is torch.Tensor
-            seen.append(gradient.norm())
-            return 2 * gradient
+    def look(gradient):
+        assert type(gradient) is torch.Tensor
+        seen.append(gradient.norm())
+        return 2 * gradient
 
-        def look_at_all(module, inner, outer):
-            return tuple(map(look, inner))
+    def look_at_all(module, inner, outer):
+        return tuple(map(look, inner))
 
-        block.register_full_backward_hook(look_at_all)
-        for _ in steps(model):
-            hidden = model[0](rows)
-            hidden.register_hook(look)
-            loss = torch.where(is_used(rows)[:, None], block(hidden).square(), 0.0).sum()
-            ignoring.backward(loss)
-        return [*seen, *state(model, loss)]
-
-    compare(train)
+    block.register_full_backward_hook(look_at_all)
+    for _ in steps(model):
+        hidden = model[0](rows)
+        hidden.register_hook(look)
+        loss = torch.where(is_used(rows)[:, None], block(hidden).square(), 0.0).sum()
+        ignoring.backward(loss)
+    return [*seen, *state(model, loss)]
 
 
 @pytest.mark.setup(
@@ -165,26 +155,24 @@ def test_hooks():
     "parameter.register_post_accumulate_grad_hook(step)\nignoring.backward(loss)",
     "The hook finds a plain `.grad`, and is called once for each parameter.",
 )
-def test_an_optimizer_in_backward():
-    def train(ignoring, rows):
-        model = network()
-        optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
-        seen = []
+@compared()
+def test_an_optimizer_in_backward(ignoring, rows):
+    model = network()
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+    seen = []
 
-        def step(parameter):
-            seen.append(parameter.grad)
-            optimizers[parameter].step()
-            optimizers[parameter].zero_grad()
+    def step(parameter):
+        seen.append(parameter.grad)
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
 
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(step)
-        for _ in range(STEPS):
-            loss = loss_of(model, rows)
-            ignoring.backward(loss)
-        assert len(seen) == STEPS * len(optimizers)
-        return [*seen, *state(model, loss)]
-
-    compare(train)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(STEPS):
+        loss = loss_of(model, rows)
+        ignoring.backward(loss)
+    assert len(seen) == STEPS * len(optimizers)
+    return [*seen, *state(model, loss)]
 
 
 def losses_of(model, rows):
@@ -198,28 +186,24 @@ def losses_of(model, rows):
     "ignoring.backward(first, retain_graph=True)\nignoring.backward(second)",
     "",
 )
-def test_several_losses_one_after_the_other():
-    def train(ignoring, rows):
-        model = network()
-        for _ in steps(model):
-            first, second = losses_of(model, rows)
-            ignoring.backward(first, retain_graph=True)
-            ignoring.backward(second)
-        return state(model, first + second)
-
-    compare(train)
+@compared()
+def test_several_losses_one_after_the_other(ignoring, rows):
+    model = network()
+    for _ in steps(model):
+        first, second = losses_of(model, rows)
+        ignoring.backward(first, retain_graph=True)
+        ignoring.backward(second)
+    return state(model, first + second)
 
 
 @pytest.mark.setup("Several losses at once", "ignoring.backward([first, second])", "")
-def test_several_losses_at_once():
-    def train(ignoring, rows):
-        model = network()
-        for _ in steps(model):
-            first, second = losses_of(model, rows)
-            ignoring.backward([first, second])
-        return state(model, first + second)
-
-    compare(train)
+@compared()
+def test_several_losses_at_once(ignoring, rows):
+    model = network()
+    for _ in steps(model):
+        first, second = losses_of(model, rows)
+        ignoring.backward([first, second])
+    return state(model, first + second)
 
 
 @pytest.mark.setup(
@@ -227,19 +211,17 @@ def test_several_losses_at_once():
     "gradients = ignoring.grad(loss, params)",
     "Takes the arguments of `torch.autograd.grad`.",
 )
-def test_gradients_that_are_returned():
-    def train(ignoring, rows):
-        model = network()
-        params = list(model.parameters())
-        for _ in range(STEPS):
-            loss = loss_of(model, rows)
-            gradients = ignoring.grad(loss, params)
-            with torch.no_grad():
-                for parameter, gradient in zip(params, gradients, strict=True):
-                    parameter -= 0.1 * gradient
-        return [*gradients, *state(model, loss)]
-
-    compare(train)
+@compared()
+def test_gradients_that_are_returned(ignoring, rows):
+    model = network()
+    params = list(model.parameters())
+    for _ in range(STEPS):
+        loss = loss_of(model, rows)
+        gradients = ignoring.grad(loss, params)
+        with torch.no_grad():
+            for parameter, gradient in zip(params, gradients, strict=True):
+                parameter -= 0.1 * gradient
+    return [*gradients, *state(model, loss)]
 
 
 @pytest.mark.setup(
@@ -247,17 +229,15 @@ def test_gradients_that_are_returned():
     "(slope,) = ignoring.grad(loss, [points], create_graph=True)",
     "Compute the gradient of the penalty with `ignoring` too.",
 )
-def test_a_gradient_penalty():
-    def train(ignoring, rows):
-        model = network()
-        for _ in steps(model):
-            points = rows.clone().requires_grad_()
-            loss = loss_of(model, points)
-            (slope,) = ignoring.grad(loss, [points], create_graph=True)
-            ignoring.backward(loss + slope.square().sum())
-        return state(model, loss)
-
-    compare(train)
+@compared()
+def test_a_gradient_penalty(ignoring, rows):
+    model = network()
+    for _ in steps(model):
+        points = rows.clone().requires_grad_()
+        loss = loss_of(model, points)
+        (slope,) = ignoring.grad(loss, [points], create_graph=True)
+        ignoring.backward(loss + slope.square().sum())
+    return state(model, loss)
 
 
 @pytest.mark.setup(
@@ -267,22 +247,20 @@ def test_a_gradient_penalty():
     "",
 )
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar")  # 2.8's L-BFGS does
-def test_a_closure():
-    def train(ignoring, rows):
-        model = network()
-        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+@compared(rtol=1e-4)
+def test_a_closure(ignoring, rows):
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
 
-        def closure():
-            optimizer.zero_grad()
-            loss = loss_of(model, rows)
-            ignoring.backward(loss)
-            return loss
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, rows)
+        ignoring.backward(loss)
+        return loss
 
-        for _ in range(STEPS):
-            loss = optimizer.step(closure)
-        return state(model, loss)
-
-    compare(train, rtol=1e-4)
+    for _ in range(STEPS):
+        loss = optimizer.step(closure)
+    return state(model, loss)
 
 
 @pytest.mark.setup(
@@ -291,15 +269,13 @@ def test_a_closure():
     "They work like every optimizer of PyTorch, because `.grad` is a plain tensor.",
 )
 @pytest.mark.parametrize("kind", ["fused", "foreach"])
-def test_fused_and_foreach_optimizers(kind):
-    def train(ignoring, rows):
-        model = network()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, **{kind: True})
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            loss = loss_of(model, rows)
-            ignoring.backward(loss)
-            optimizer.step()
-        return state(model, loss)
-
-    compare(train)
+@compared()
+def test_fused_and_foreach_optimizers(ignoring, rows, kind):
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, **{kind: True})
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, rows)
+        ignoring.backward(loss)
+        optimizer.step()
+    return state(model, loss)

@@ -5,7 +5,7 @@ Plain PyTorch is the framework as it comes.
 
 import pytest
 import torch
-from comparing import GOOD, STEPS, compare, loss_of, network, state
+from comparing import GOOD, STEPS, compare, compared, loss_of, network, state
 from torch.utils.data import DataLoader
 
 from zero_or_nan import explain, ignoring
@@ -92,26 +92,24 @@ def test_lightning(module_type, precision, rtol):
     "self.manual_backward(loss)",
     "`manual_backward` scales the loss, calls the hooks, and goes through that same method.",
 )
-def test_lightning_with_manual_optimization(module_type):
-    def train(ignoring, rows):
-        class Module(module_type):
-            automatic_optimization = False
+@compared(rtol=2e-3, atol=2e-4)
+def test_lightning_with_manual_optimization(ignoring, rows, module_type):
+    class Module(module_type):
+        automatic_optimization = False
 
-            def backward(self, loss, *args, **kwargs):
-                ignoring.backward(loss, *args, **kwargs)
+        def backward(self, loss, *args, **kwargs):
+            ignoring.backward(loss, *args, **kwargs)
 
-            def training_step(self, rows):
-                optimizer = self.optimizers()
-                optimizer.zero_grad()
-                loss = loss_of(self.model, rows)
-                self.manual_backward(loss)
-                optimizer.step()
+        def training_step(self, rows):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            loss = loss_of(self.model, rows)
+            self.manual_backward(loss)
+            optimizer.step()
 
-        if ignoring is torch.autograd:
-            del Module.backward
-        return Module().fitted([rows] * STEPS, "16-mixed")
-
-    compare(train, rtol=2e-3, atol=2e-4)
+    if ignoring is torch.autograd:
+        del Module.backward
+    return Module().fitted([rows] * STEPS, "16-mixed")
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.LBFGS])
@@ -160,18 +158,16 @@ def trained_in(fabric, backward, rows):
     "ignoring.backward(loss)",
     "In place of `fabric.backward(loss)`, at full precision. Mixed precision needs the next row.",
 )
-def test_fabric(fabric_with):
-    def train(ignoring, rows):
-        def step(loss):
-            if ignoring is torch.autograd:
-                fabric.backward(loss)
-            else:
-                ignoring.backward(loss)
+@compared()
+def test_fabric(ignoring, rows, fabric_with):
+    def step(loss):
+        if ignoring is torch.autograd:
+            fabric.backward(loss)
+        else:
+            ignoring.backward(loss)
 
-        fabric = fabric_with()
-        return trained_in(fabric, step, rows)
-
-    compare(train)
+    fabric = fabric_with()
+    return trained_in(fabric, step, rows)
 
 
 @pytest.mark.setup(
@@ -217,28 +213,26 @@ def accelerate():
     "In place of `accelerator.backward(loss)`, which does these lines; but not for DeepSpeed, Megatron-LM and LOMO.",
 )
 @pytest.mark.parametrize("scaled", [False, True])
-def test_accelerate(accelerate, scaled):
-    def train(ignoring, rows):
-        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3)
-        if scaled:  # Accelerate makes one on accelerators only
-            accelerator.scaler = scaler_for("16-mixed")
-        model = network()
-        prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for part in [*rows.chunk(3)] * STEPS:
-            with accelerator.accumulate(prepared):
-                loss = kept = loss_of(prepared, part)
-                if ignoring is torch.autograd:
-                    accelerator.backward(loss)
-                else:
-                    loss = loss / accelerator.gradient_accumulation_steps
-                    if accelerator.scaler is not None:
-                        loss = accelerator.scaler.scale(loss)
-                    ignoring.backward(loss)
-                gradients = [parameter.grad.clone() for parameter in model.parameters()]
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-        return [*gradients, *state(model, kept)]
-
-    compare(train)
+@compared()
+def test_accelerate(ignoring, rows, accelerate, scaled):
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3)
+    if scaled:  # Accelerate makes one on accelerators only
+        accelerator.scaler = scaler_for("16-mixed")
+    model = network()
+    prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for part in [*rows.chunk(3)] * STEPS:
+        with accelerator.accumulate(prepared):
+            loss = kept = loss_of(prepared, part)
+            if ignoring is torch.autograd:
+                accelerator.backward(loss)
+            else:
+                loss = loss / accelerator.gradient_accumulation_steps
+                if accelerator.scaler is not None:
+                    loss = accelerator.scaler.scale(loss)
+                ignoring.backward(loss)
+            gradients = [parameter.grad.clone() for parameter in model.parameters()]
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return [*gradients, *state(model, kept)]

@@ -4,15 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from comparing import (
-    STEPS,
-    compare,
-    is_used,
-    loss_of,
-    network,
-    state,
-    steps,
-)
+from comparing import STEPS, compare, compared, is_used, loss_of, network, state, steps
 from torch.func import functional_call, jacrev, vmap
 
 from zero_or_nan import ignoring
@@ -38,19 +30,17 @@ def backend(request, monkeypatch, fresh_compiler):
     "ignoring.follow_compiled()\nmodel = torch.compile(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
     "In a contaminated pass, `ignoring` follows the compiled backward graph. If that fails, a warning says so.",
 )
-def test_a_compiled_model(unmarked, backend):
-    def train(ignoring, rows):
-        torch._dynamo.reset()
-        model = network()
-        if hasattr(ignoring, "follow_compiled"):
-            ignoring.follow_compiled()
-        model = torch.compile(model)
-        for _ in steps(model):
-            loss = loss_of(model, rows)
-            ignoring.backward(loss)
-        return state(model, loss)
-
-    compare(train)
+@compared()
+def test_a_compiled_model(ignoring, rows, unmarked, backend):
+    torch._dynamo.reset()
+    model = network()
+    if hasattr(ignoring, "follow_compiled"):
+        ignoring.follow_compiled()
+    model = torch.compile(model)
+    for _ in steps(model):
+        loss = loss_of(model, rows)
+        ignoring.backward(loss)
+    return state(model, loss)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:Skipping serial")  # of inductor itself
@@ -60,19 +50,17 @@ def test_a_compiled_model(unmarked, backend):
     "ignoring.backward(loss)",
     "With `follow_compiled`, inductor keeps what the zeros of its graphs mean. Older releases warn.",
 )
-def test_a_compiled_selection(unmarked, backend):
-    def train(ignoring, rows):
-        torch._dynamo.reset()
-        model = network()
-        if hasattr(ignoring, "follow_compiled"):
-            ignoring.follow_compiled()
-        loss_of_rows = torch.compile(loss_of)
-        for _ in steps(model):
-            loss = loss_of_rows(model, rows)
-            ignoring.backward(loss)
-        return state(model, loss)
-
-    compare(train)
+@compared()
+def test_a_compiled_selection(ignoring, rows, unmarked, backend):
+    torch._dynamo.reset()
+    model = network()
+    if hasattr(ignoring, "follow_compiled"):
+        ignoring.follow_compiled()
+    loss_of_rows = torch.compile(loss_of)
+    for _ in steps(model):
+        loss = loss_of_rows(model, rows)
+        ignoring.backward(loss)
+    return state(model, loss)
 
 
 @pytest.mark.setup(
@@ -81,17 +69,15 @@ def test_a_compiled_selection(unmarked, backend):
     "with torch.compiler.set_stance(stance):\n    loss = loss_of(model, rows)\nignoring.backward(loss)",
     "Batches with a bad row run uncompiled; all others keep their compiled code.",
 )
-def test_a_compiled_model_run_eagerly_on_bad_rows(compiler):
-    def train(ignoring, rows):
-        model = torch.compile(network())
-        for _ in steps(model):
-            stance = "default" if is_used(rows).all() else "force_eager"
-            with torch.compiler.set_stance(stance):
-                loss = loss_of(model, rows)
-            ignoring.backward(loss)
-        return state(model, loss)
-
-    compare(train)
+@compared()
+def test_a_compiled_model_run_eagerly_on_bad_rows(ignoring, rows, compiler):
+    model = torch.compile(network())
+    for _ in steps(model):
+        stance = "default" if is_used(rows).all() else "force_eager"
+        with torch.compiler.set_stance(stance):
+            loss = loss_of(model, rows)
+        ignoring.backward(loss)
+    return state(model, loss)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it
@@ -101,17 +87,15 @@ def test_a_compiled_model_run_eagerly_on_bad_rows(compiler):
     "ignoring.backward(loss)",
     "Compile only the part that gets no ignored element, and leave the part before it uncompiled.",
 )
-def test_a_compiled_part_behind_a_selection(compiler):
-    def train(ignoring, rows):
-        model = network()
-        head = torch.compile(model[1:])
-        for _ in steps(model):
-            hidden = model[0](rows)[is_used(rows)]
-            loss = head(hidden).square().sum()
-            ignoring.backward(loss)
-        return state(model, loss)
-
-    compare(train)
+@compared()
+def test_a_compiled_part_behind_a_selection(ignoring, rows, compiler):
+    model = network()
+    head = torch.compile(model[1:])
+    for _ in steps(model):
+        hidden = model[0](rows)[is_used(rows)]
+        loss = head(hidden).square().sum()
+        ignoring.backward(loss)
+    return state(model, loss)
 
 
 class Squared(torch.autograd.Function):
@@ -132,17 +116,15 @@ class Squared(torch.autograd.Function):
     "`ignoring` warns if it can't follow your function, for example if its backward uses NumPy, `data_ptr`, `out=`, a "
     "kernel without a rule, or another pass.",
 )
-def test_a_function_of_ones_own():
-    def train(ignoring, rows):
-        model = network()
-        used = is_used(rows)[:, None]
-        for _ in steps(model):
-            squares = Squared.apply(model(rows))
-            loss = torch.where(used, squares, 0.0).sum()
-            ignoring.backward(loss)
-        return state(model, loss)
-
-    compare(train)
+@compared()
+def test_a_function_of_ones_own(ignoring, rows):
+    model = network()
+    used = is_used(rows)[:, None]
+    for _ in steps(model):
+        squares = Squared.apply(model(rows))
+        loss = torch.where(used, squares, 0.0).sum()
+        ignoring.backward(loss)
+    return state(model, loss)
 
 
 @pytest.mark.setup(
@@ -150,16 +132,14 @@ def test_a_function_of_ones_own():
     "squares = Squared.apply(model(rows)[used])\nignoring.backward(squares.sum())",
     "Your function gets only elements that the loss uses, so only the code before it needs `ignoring`.",
 )
-def test_a_function_of_ones_own_behind_a_selection():
-    def train(ignoring, rows):
-        model = network()
-        used = is_used(rows)
-        for _ in steps(model):
-            squares = Squared.apply(model(rows)[used])
-            ignoring.backward(squares.sum())
-        return state(model, squares.sum())
-
-    compare(train)
+@compared()
+def test_a_function_of_ones_own_behind_a_selection(ignoring, rows):
+    model = network()
+    used = is_used(rows)
+    for _ in steps(model):
+        squares = Squared.apply(model(rows)[used])
+        ignoring.backward(squares.sum())
+    return state(model, squares.sum())
 
 
 @pytest.mark.setup(
@@ -189,19 +169,17 @@ def test_a_function_of_ones_own_with_a_record(request):
     "terms = out.square() + slope.square()\nloss = torch.where(used, terms, 0.0).sum()\nignoring.backward(loss)",
     "`ignoring` follows them like any other code of the forward pass.",
 )
-def test_vmap_and_jacrev_inside_the_loss():
-    def train(ignoring, rows):
-        model = network()
-        used = is_used(rows)[:, None]
-        for _ in steps(model):
-            out = vmap(model)(rows)
-            slope = vmap(jacrev(model))(rows)[:, 0]
-            terms = out.square() + slope.square()
-            loss = torch.where(used, terms, 0.0).sum()
-            ignoring.backward(loss)
-        return state(model, loss)
-
-    compare(train)
+@compared()
+def test_vmap_and_jacrev_inside_the_loss(ignoring, rows):
+    model = network()
+    used = is_used(rows)[:, None]
+    for _ in steps(model):
+        out = vmap(model)(rows)
+        slope = vmap(jacrev(model))(rows)[:, 0]
+        terms = out.square() + slope.square()
+        loss = torch.where(used, terms, 0.0).sum()
+        ignoring.backward(loss)
+    return state(model, loss)
 
 
 @pytest.mark.setup(
@@ -210,22 +188,20 @@ def test_vmap_and_jacrev_inside_the_loss():
     "Also `vjp`, `jacrev` and `grad_and_value`, and under `torch.vmap`. Another transform of `torch.func` around it "
     "raises an error.",
 )
-def test_the_gradient_of_a_function():
-    def train(ignoring, rows):
-        if ignoring is torch.autograd:
-            ignoring = torch
-        model = network()
-        parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+@compared()
+def test_the_gradient_of_a_function(ignoring, rows):
+    if ignoring is torch.autograd:
+        ignoring = torch
+    model = network()
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
-        def total(parameters):
-            return loss_of(partial(functional_call, model, parameters), rows)
+    def total(parameters):
+        return loss_of(partial(functional_call, model, parameters), rows)
 
-        for _ in range(STEPS):
-            gradients = ignoring.func.grad(total)(parameters)
-            parameters = {name: parameters[name] - 0.1 * gradient for name, gradient in gradients.items()}
-        return [total(parameters), *gradients.values(), *parameters.values()]
-
-    compare(train)
+    for _ in range(STEPS):
+        gradients = ignoring.func.grad(total)(parameters)
+        parameters = {name: parameters[name] - 0.1 * gradient for name, gradient in gradients.items()}
+    return [total(parameters), *gradients.values(), *parameters.values()]
 
 
 @pytest.mark.setup(
@@ -234,17 +210,15 @@ def test_the_gradient_of_a_function():
     "gradients = ignoring.grad(loss, tuple(parameters.values()))",
     "",
 )
-def test_parameters_that_are_arguments():
-    def train(ignoring, rows):
-        model = network()
-        used = is_used(rows)[:, None]
-        parameters = dict(model.named_parameters())
-        for _ in range(STEPS):
-            out = functional_call(model, parameters, rows)
-            loss = torch.where(used, out.square(), 0.0).sum()
-            gradients = ignoring.grad(loss, tuple(parameters.values()))
-            for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-                parameters[name] = (parameter - 0.1 * gradient).detach().requires_grad_()
-        return [loss.detach(), *gradients, *(parameter.detach() for parameter in parameters.values())]
-
-    compare(train)
+@compared()
+def test_parameters_that_are_arguments(ignoring, rows):
+    model = network()
+    used = is_used(rows)[:, None]
+    parameters = dict(model.named_parameters())
+    for _ in range(STEPS):
+        out = functional_call(model, parameters, rows)
+        loss = torch.where(used, out.square(), 0.0).sum()
+        gradients = ignoring.grad(loss, tuple(parameters.values()))
+        for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+            parameters[name] = (parameter - 0.1 * gradient).detach().requires_grad_()
+    return [loss.detach(), *gradients, *(parameter.detach() for parameter in parameters.values())]

@@ -47,6 +47,7 @@ class Call(NamedTuple):
         place: where it was called.
         casts: the dtype to which autocast casts operands; None if it is off.
         is_cast: whether the program casts the result, too, though the result has that dtype already.
+        is_recorded: False under `no_grad`.
     """
 
     func: Any
@@ -56,6 +57,7 @@ class Call(NamedTuple):
     kwargs: Any = MappingProxyType({})
     casts: torch.dtype | None = None
     is_cast: bool = False
+    is_recorded: bool = True
 
     @property
     def plan(self) -> Plan:

@@ -123,11 +123,12 @@ class Run:
         self.values[key] = value
 
 
-def chain_of(call: Call, computed_by: Callable[[Tensor], Call | None]) -> Chain:
+def chain_of(call: Call, has_gradient: bool, computed_by: Callable[[Tensor], Call | None]) -> Chain:
     """A call with the calls before it.
 
     Args:
         call: the last call.
+        has_gradient: whether its result had one. Under `no_grad`, only the value has to be right.
         computed_by: gives the call that computed a tensor; None if it isn't known.
     """
     detached: dict[int, Tensor] = {}
@@ -136,7 +137,7 @@ def chain_of(call: Call, computed_by: Callable[[Tensor], Call | None]) -> Chain:
     def without_graph(tensor: Tensor, depth: int) -> Tensor:
         if id(tensor) not in detached:
             detached[id(tensor)] = copy = tensor.detach()
-            if tensor.requires_grad:
+            if tensor.requires_grad and has_gradient:
                 chain.wanted.add(id(copy))
             is_leaf = tensor.requires_grad and tensor.grad_fn is None
             before = computed_by(tensor) if depth and not is_leaf else None

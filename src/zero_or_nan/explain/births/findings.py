@@ -222,7 +222,7 @@ class History:
             if len(found) <= DEPTH and any(id(tensor) in results for tensor in later.call.tensors()):
                 found.append(later)
                 results.add(id(later.result()))
-        return [chain_of(each.call, self._call_of) for each in found]
+        return [chain_of(each.call, each.node is not None, self._call_of) for each in found]
 
     def comparison(self, birth: Birth) -> list[Chain]:
         """The call that compares a target with a prediction, and those that used its result, if the target has a birth.

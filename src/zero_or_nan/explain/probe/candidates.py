@@ -53,8 +53,8 @@ _MOST_VALUES = 6
 """How many elements are looked at for the labels that appear, and how many of these fill an input."""
 
 
-def kind_of(example: Tensor) -> Kind:
-    """What a tensor of the example is."""
+def kind_of(example: Tensor, is_data: bool = True) -> Kind:
+    """What a tensor of the example is. Whole numbers count something only if they are data, without a gradient."""
     if not example.numel() or example.layout is not torch.strided or example.is_complex():
         return "fixed"
     if not example.is_floating_point():
@@ -76,7 +76,7 @@ def kind_of(example: Tensor) -> Kind:
     if low < 0:
         return "numbers"
     if bool((values == values.round()).all()):
-        return "counts"
+        return "counts" if is_data else "positives"
     return "fractions" if high <= 1 else "positives"
 
 
@@ -294,7 +294,8 @@ def _all_but_one(x: Tensor, value: float) -> Tensor:
 
 def _may_be(kind: Kind, other: Kind) -> bool:
     """Whether an input of a kind may be equal to one of another kind."""
-    return kind in _FLOATS and (kind in (other, "numbers") or (kind, other) == ("fractions", "choices"))
+    also = {"numbers": other, "fractions": "choices", "positives": "counts"}
+    return kind in _FLOATS and other in (kind, also.get(kind))
 
 
 def _like(tensor: Tensor, x: Tensor, sign: int) -> Tensor:

@@ -157,7 +157,7 @@ def _changed(name: str, before: Tensor, after: Tensor, kind: Kind) -> str:
     if len(rows) == 1:
         numbers = [f"{number:.3g}" for number in after[rows[0]].flatten().tolist()]
         return f"row {rows[0]} of {name} is [{', '.join(numbers[:6])}{', …' if len(numbers) > 6 else ''}]"
-    return f"{count} of {total} elements of {name} change"
+    return f"{'all' if count == total else f'{count} of {total}'} elements of {name} change"
 
 
 # The test.

@@ -191,11 +191,11 @@ class Loss:
         with self._tried(case), watch:
             self._differentiated(*self._loss(case))
 
-    def recorded(self, case: Case, mode: TorchFunctionMode) -> list[Tensor]:
-        """Run the loss in a mode. The result are its inputs, which all have a gradient; empty if it refuses them."""
+    def recorded(self, case: Case, mode: TorchFunctionMode) -> tuple[Tensor, list[Tensor]] | None:
+        """Run the loss in a mode: the loss, and its inputs, which all have a gradient; None if it refuses them."""
         with self._tried(case), mode:
-            return self._loss(case, all_want=True)[1]
-        return []
+            return self._loss(case, all_want=True)
+        return None
 
     def used(self, case: Case) -> list[Tensor]:
         """Which elements of the inputs have a gradient other than 0; empty if the loss refuses these inputs."""

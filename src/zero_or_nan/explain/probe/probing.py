@@ -96,7 +96,7 @@ class Search:
     def __init__(self, loss: Loss, ends: float) -> None:
         self.loss, self._ends = loss, ends
         self.report = ProbeReport()
-        self.kinds = list(map(kind_of, loss.example.tensors))
+        self.kinds = [kind_of(each, not wants) for each, wants in zip(loss.example.tensors, loss.wants, strict=True)]
         self._kept: set[Key] = set()
 
     def run(self) -> bool:
@@ -111,7 +111,9 @@ class Search:
         self.report.searched = list(dict.fromkeys(edges))
         fail_alone: set[Change] = set()  # what fails alone says nothing new together with another change
         likely = candidates(example, *self._inputs(), self.loss.used)
-        for candidate in itertools.chain(likely, self._towards(edges[:MOST_EDGES])):
+        # Training brings the loss itself to 0, and then no triplet of a batch may count any more.
+        trained = map(Candidate, towards(self.loss, self.kinds, lambda loss, calls: loss))
+        for candidate in itertools.chain(likely, trained, self._towards(edges[:MOST_EDGES])):
             if self._is_over():
                 return False
             if fail_alone.isdisjoint(candidate.changes) and self.loss.fails(candidate.case):
@@ -126,12 +128,12 @@ class Search:
         """The inputs, and the parameters."""
         given = zip(self.loss.names, self.loss.example.tensors, self.kinds, self.loss.wants, strict=True)
         inputs = [Input(name, tensor, kind, is_data=not wants) for name, tensor, kind, wants in given]
-        return inputs, [Input(name, each, kind_of(each), False) for name, each in self.loss.parameters.items()]
+        return inputs, [Input(name, each, kind_of(each, False), False) for name, each in self.loss.parameters.items()]
 
     def _towards(self, edges: Sequence[Edge]) -> Iterator[Candidate]:
         """Cases that the gradient leads to, for each call that has not failed yet."""
         for number, edge in enumerate(edges):
-            cases = towards(self.loss, number, self.kinds)
+            cases = towards(self.loss, self.kinds, functools.partial(_gap_of, number))
             while edge in self.report.searched and (case := next(cases, None)) is not None:
                 yield Candidate(case)
 
@@ -237,21 +239,24 @@ def _is_far(call: Call) -> bool:
     return isinstance(number, (int, float)) and number != 0 and (call.name == "div" or number == int(number) > 0)
 
 
-def towards(loss: Loss, number: int, kinds: Sequence[Kind]) -> Iterator[Case]:
-    """Cases in which the operand of a call comes nearer to its edge, and passes it.
+def towards(loss: Loss, kinds: Sequence[Kind], gap_of: Callable[[Tensor, list[Call]], Tensor | None]) -> Iterator[Case]:
+    """Cases in which a number comes nearer to 0, and passes it.
 
     Args:
         loss: the loss.
-        number: which of the calls with an edge, in order of time.
         kinds: those of the inputs.
+        gap_of: gives the number for a loss and its calls with an edge, in order of time; None if there is none.
     """
     case = loss.example
     moved = [at for at, kind in enumerate(kinds) if kind == "numbers"]
     for _ in range(_STEPS):
         calls = Calls()
-        given = loss.recorded(case, calls)
-        gap = _gap(calls.found[number]) if given and number < len(calls.found) else None
-        if gap is None or not gap.requires_grad or not moved:
+        recorded = loss.recorded(case, calls)
+        if recorded is None or not moved:
+            return
+        now, given = recorded
+        gap = gap_of(now, calls.found)
+        if gap is None or not gap.requires_grad:
             return
         leaves = [given[at] for at in moved]
         found = torch.autograd.grad(gap, leaves, allow_unused=True, materialize_grads=True)
@@ -265,6 +270,10 @@ def towards(loss: Loss, number: int, kinds: Sequence[Kind]) -> Iterator[Case]:
         if not all(map(is_within, kinds, loss.example.tensors, case.tensors)):
             return
         yield case
+
+
+def _gap_of(number: int, loss: Tensor, calls: list[Call]) -> Tensor | None:
+    return _gap(calls[number]) if number < len(calls) else None
 
 
 def _gap(call: Call) -> Tensor | None:

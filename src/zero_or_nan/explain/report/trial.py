@@ -169,7 +169,8 @@ def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[
     """
     for each in REWRITES.get(chain.call.name, ()):
         for match in matches(each.pattern, chain.call, chain, Match({}, ())):
-            if any(call.is_again(chains[-1].call) for call in match.replaced):
+            is_cut = len({call.is_recorded for call in match.replaced}) > 1  # the line would get the gradient back
+            if not is_cut and any(call.is_again(chains[-1].call) for call in match.replaced):
                 found = _try(each, match, chain, chains, lost)
                 if found is not None:
                     yield found

@@ -158,7 +158,8 @@ class Forward(TorchFunctionMode):
                         note_call(result._base.grad_fn, plan.name, place)  # the base of a view has a new node, too
                 if self._is_worth_keeping(plan, result):
                     place = place or self.places.here()
-                    call = Call(func, plan.name, place, args, kwargs, casts_on(result.device.type))
+                    casts = casts_on(result.device.type)
+                    call = Call(func, plan.name, place, args, kwargs, casts, is_recorded=recording)
                     self.findings.history.note(call, result, node)
                 here = numbers_of(result)
                 bad = None if here is None else self.findings.bad.of(here)
