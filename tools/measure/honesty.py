@@ -54,9 +54,9 @@ OTHERS = (math.nan, 0.37, 0.9, -2.5)
 """The numbers that replace an element to find out whether the loss uses it."""
 SELECTING = frozenset(
     """
-    _segment_reduce.lengths _segment_reduce.offsets amax amin aminmax argsort clamp clamp_max clamp_min corrcoef cummax
-    cummin fmax fmin grid_sampler_2d grid_sampler_3d index_reduce.amax index_reduce.amin kthvalue linalg.lu
-    linalg.lu_factor linalg.lu_factor_ex linalg.matrix_norm linalg.norm linalg.norm.subgradients_at_zero
+    _segment_reduce.lengths _segment_reduce.offsets amax amin aminmax argsort clamp clamp_max clamp_min copysign
+    corrcoef cummax cummin fmax fmin grid_sampler_2d grid_sampler_3d index_reduce.amax index_reduce.amin kthvalue
+    linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.matrix_norm linalg.norm linalg.norm.subgradients_at_zero
     linalg.vector_norm logdet logit masked.amax masked.amin masked.median masked.normalize max.binary
     max.reduction_no_dim max.reduction_with_dim maximum median min.binary min.reduction_no_dim min.reduction_with_dim
     minimum mode msort nan_to_num nanmean nanmedian nanquantile nansum nn.functional.adaptive_max_pool1d
@@ -65,8 +65,8 @@ SELECTING = frozenset(
     nn.functional.grid_sample nn.functional.hardshrink nn.functional.hardsigmoid nn.functional.hardtanh
     nn.functional.hinge_embedding_loss nn.functional.margin_ranking_loss nn.functional.max_pool1d
     nn.functional.max_pool2d nn.functional.max_pool3d nn.functional.multi_margin_loss
-    nn.functional.multilabel_margin_loss nn.functional.normalize nn.functional.poisson_nll_loss nn.functional.relu
-    nn.functional.relu6 nn.functional.rrelu nn.functional.softshrink nn.functional.threshold
+    nn.functional.multilabel_margin_loss nn.functional.normalize nn.functional.poisson_nll_loss nn.functional.prelu
+    nn.functional.relu nn.functional.relu6 nn.functional.rrelu nn.functional.softshrink nn.functional.threshold
     nn.functional.triplet_margin_loss nn.functional.triplet_margin_with_distance_loss norm norm.inf quantile renorm
     scatter_reduce.amax scatter_reduce.amin sort topk
     """.split()

@@ -22,9 +22,8 @@ compared a NaN, it selected nothing: `mark_formula` notes these elements on the 
 from __future__ import annotations
 
 import ast
-import contextlib
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from ..masks.mask import Mask
-from .graph import KINDS, Graph, function_of
+from .graph import KINDS, Graph, function_of, read_saved
 
 _Formula = tuple[str, tuple[Any, ...]] | None
 """The name of a function, and what is ahead of it. None is a missing gradient."""
@@ -105,6 +104,16 @@ def mark_formula(
     """
     if selects and where_unordered is None or not torch.is_grad_enabled() or isinstance(node, BackwardCFunction):
         return
+    for made in recorded_between(results, arriving, graph):
+        if type(made) in _CONDITIONS:
+            if not selects or None in fills_in(made):  # `renorm` selects, and its derivative has that of a norm in it
+                _mark(made)
+            elif where_unordered is not None:
+                made.metadata[_UNORDERED] = where_unordered(read_saved(made, _CONDITIONS[type(made)]))
+
+
+def recorded_between(results: Iterable[Any], arriving: Iterable[Any], graph: Graph) -> Iterator[Any]:
+    """The nodes that were recorded while a derivative ran. The arguments are as in `mark_formula`."""
     seen = {None, *map(_maker, arriving)}
     stack = list(map(_maker, results))
     while stack:
@@ -112,11 +121,7 @@ def mark_formula(
         if node in seen or node in graph or isinstance(node, BackwardCFunction):  # the last: a cotangent that enters
             continue
         seen.add(node)
-        if type(node) in _CONDITIONS:
-            if not selects or None in fills_in(node):  # `renorm` selects, and its derivative has that of a norm in it
-                _mark(node)
-            elif where_unordered is not None:
-                node.metadata[_UNORDERED] = where_unordered(_condition(node))
+        yield node
         stack += [ahead for ahead, _ in node.next_functions]
 
 
@@ -163,14 +168,6 @@ def _are_like(ahead: Sequence[Any], parts: Sequence[_Formula]) -> bool:
     return all(any(_is_like(each, part) for each in ahead) for part in parts)
 
 
-def _condition(node: Any) -> Any:
-    """The condition that a node saved; None if it was freed, or a hook would fetch it or compute it again."""
-    name = _CONDITIONS[type(node)]
-    with contextlib.suppress(RuntimeError):
-        if getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", None) is None:
-            return getattr(node, f"_saved_{name}")
-
-
 def _computed_in_cpp(nodes: Sequence[Any]) -> list[Any]:
     """The nodes whose condition gets its Python object only here.
 
@@ -182,7 +179,7 @@ def _computed_in_cpp(nodes: Sequence[Any]) -> list[Any]:
     gc.disable()  # a collection in between would move the new objects, too
     try:
         gc.collect(0)
-        conditions = list(map(_condition, nodes))
+        conditions = [read_saved(node, _CONDITIONS[type(node)]) for node in nodes]
         young = {id(thing) for thing in gc.get_objects(0)}
         return [node for node, condition in zip(nodes, conditions, strict=True) if id(condition) in young]
     finally:

@@ -175,6 +175,14 @@ def _saved_by(node_type: type) -> list[str]:
     return [name for name in dir(node_type) if name.startswith("_raw_saved_")]
 
 
+def read_saved(node: Any, name: str) -> Any:
+    """A tensor that a node saved, by its name; None if it was freed, or a hook would fetch it or compute it again."""
+    with contextlib.suppress(RuntimeError):
+        if getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", None) is None:
+            return getattr(node, f"_saved_{name}")
+    return None
+
+
 def saved_tensors(node: Any, unknown: bool = False) -> Iterator[Tensor]:
     """The tensors that a node saved, if reading them runs no hook.
 

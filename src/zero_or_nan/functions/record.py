@@ -48,6 +48,9 @@ class Function:
         fills: how to recognize a node with which the derivative fills in zeros that mean nothing, as for a norm of 0:
             the functions ahead of that node, as in "MaskedFill(Div(Norm))". See the module `fills`.
         fills_if: the nodes that do so, of those that `fills` describes. None means all of them.
+        uses: gives the elements of an elementwise function's result that depend on an argument, if the derivative
+            does not show them: for each argument of a node a mask that can be expanded to the shape of the result, or
+            None if all elements depend on it. If this holds for all arguments, it gives None in place of the masks.
         mixes: gives the dimensions of a node's tensors along which `derivative` mixes elements. None means all.
     """
 
@@ -62,6 +65,7 @@ class Function:
     derivative_if: Callable[[Any], bool] | None = None
     fills: tuple[str, ...] = ()
     fills_if: Callable[[Any], bool] | None = None
+    uses: Callable[[Any], Sequence[Mask] | None] | None = None
     mixes: Callable[[Any], Sequence[int]] | None = None
 
     def may_select(self, node: Any) -> bool:
@@ -69,6 +73,14 @@ class Function:
         if self.selects is False or is_fill(node):
             return False
         return self.selects if isinstance(self.selects, bool) else self.selects(node)
+
+    def may_ignore(self, node: Any) -> bool:
+        """Whether the function may ignore an element, as it was called at this node."""
+        return self.may_select(node) or self.used(node) is not None
+
+    def used(self, node: Any) -> Sequence[Mask] | None:
+        """What `uses` gives for a node."""
+        return None if self.uses is None else self.uses(node)
 
     def __post_init__(self) -> None:
         for condition in (self.safe_if, *self.safe_if_saved.values()):

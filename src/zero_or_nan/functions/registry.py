@@ -54,9 +54,9 @@ def function(
 
     `ignoring` follows a backward with or without a record. Without a record, the backward of your
     `torch.autograd.Function` or `torch.library` operator runs on plain tensors, and `ignoring` follows the operators
-    that it calls. A record is needed if the function selects, if the gradient is differentiated again, or if clean data
-    should run in plain PyTorch. With a record, the backward gets a `Cotangent` in place of each tensor, and each
-    operator that it calls is handled by its rule. To make the record, the name is enough.
+    that it calls. A record is needed if the function selects, if a backward that mixes elements is differentiated
+    again, or if clean data should run in plain PyTorch. With a record, the backward gets a `Cotangent` in place of each
+    tensor, and each operator that it calls is handled by its rule. To make the record, the name is enough.
 
     Args:
         names: one of three. A name of a PyTorch function: the name of its node without "Backward0", such as "Mul" or

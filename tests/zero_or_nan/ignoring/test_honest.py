@@ -104,6 +104,13 @@ USED = {
     "the padding's row of an embedding": (
         lambda x: F.embedding(torch.tensor([0, 1]), x.sqrt()[:, None], padding_idx=1).sum(), [4.0, 0.0, 9.0]),
     "a sum with 0 times it": (lambda x: torch.add(torch.ones(2), x.sqrt(), alpha=0).sum(), [4.0, 0.0]),
+    "a weight of prelu": (lambda x: F.prelu(torch.tensor([[1.0, 0.0], [2.0, 3.0]]), x.sqrt()).sum(), [4.0, 0.0]),
+    "copysign": (lambda x: torch.copysign(x.sqrt(), torch.ones(2)).sum(), [4.0, 0.0]),
+    "copysign by a number": (lambda x: torch.copysign(x.sqrt(), 1.0).sum(), [4.0, 0.0]),
+    "nextafter of NaN": (ratio(lambda y: torch.nextafter(y, torch.ones(2)).sum()), [1.0, 0.0]),
+    "a triangle that is read": (
+        lambda x: torch.linalg.solve_triangular(x.sqrt().view(2, 2), torch.ones(2, 1), upper=False).sum(),
+        [4.0, 1.0, 0.0, 4.0]),
     "prod with two zeros": (lambda x: x.sqrt().prod(), [0.0, 0.0, 4.0]),
     "an attention value that came through": (
         lambda x: F.scaled_dot_product_attention(torch.ones(1, 1, 2, 1), torch.ones(1, 1, 2, 1),
@@ -243,11 +250,31 @@ FIXED = {
     "sparse_mask": (
         lambda x: x.sqrt()[None].sparse_mask(torch.tensor([[1.0, 0.0]]).to_sparse()).to_dense().sum(),
         [4.0, 0.0], [0.25, 0.0]),
+    "a weight of prelu for inputs above 0": (
+        lambda x: F.prelu(torch.tensor([[-4.0, 1.0], [-1.0, 2.0]]), x.sqrt()).sum(), [4.0, 0.0], [-1.25, 0.0]),
+    "the sign of copysign": (
+        lambda x: torch.copysign(x[:1], x.sqrt()).sum(), [4.0, 0.0], [2.0, 0.0]),
+    "nextafter of equal numbers": (
+        lambda x: torch.nextafter(x.sqrt(), torch.tensor([3.0, 0.0])).sum(), [4.0, 0.0], [0.25, 0.0]),
+    **{
+        f"the triangle that {name} does not read": (
+            lambda x, solve=solve: solve(x.sqrt().view(2, 2), torch.tensor([[1.0], [2.0]])).sum(),
+            [4.0, 0.0, 1.0, 4.0], [-0.03125, 0.0, -0.125, -0.09375])
+        for name, solve in (
+            ("solve_triangular", lambda a, b: torch.linalg.solve_triangular(a, b, upper=False)),
+            ("triangular_solve", lambda a, b: torch.triangular_solve(b, a, upper=False)[0]),
+        )
+    },
+    "a diagonal of ones": (
+        lambda x: torch.linalg.solve_triangular(
+            x.sqrt().view(2, 2), torch.tensor([[1.0], [2.0]]), upper=False, unitriangular=True).sum(),
+        [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, -0.5, 0.0]),
     "a NaN bound of clamp": (
         lambda x: x.sqrt().clamp(min=torch.tensor([0.0, nan])).nansum(), [4.0, 0.0], [0.25, 0.0]),
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
 @pytest.mark.parametrize("name", FIXED)
 def test_what_the_loss_ignores_stays_out_in_silence(name):
     loss, values, expected = FIXED[name]
@@ -265,10 +292,17 @@ BITS = {
     "a number that is filled in, on a slice": (lambda v: (filled(LEFT * 1, v) * RIGHT).sum(), torch.tensor(1.5)),
     "a number that a slice is multiplied by": (lambda v: (times(LEFT * 1, v) * RIGHT).sum(), torch.tensor(1.5)),
     "a row that a slice is multiplied by": (lambda v: (times(LEFT * 1, v) * RIGHT).sum(), torch.full((8,), 1.5)),
+    "sgn, whose derivative stays 0 before an infinity": (
+        lambda x: Steep.apply(x).sgn().sum() + x[:1].sum(), torch.zeros(2)),
     "eig": (lambda a: torch.where(a.sum() > -9, torch.linalg.eig(a).eigenvalues.real, 0.0).sum(), torch.eye(3) + 0.1),
 }  # fmt: skip
 LEFT = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
 RIGHT = torch.rand(8, 8, generator=torch.Generator().manual_seed(1))
+
+
+class Steep(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x * 1)
+    backward = staticmethod(lambda ctx, gradient: gradient * torch.tensor([inf, inf]))
 
 
 def filled(y, value):

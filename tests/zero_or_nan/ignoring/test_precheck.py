@@ -16,6 +16,7 @@ from torch import nn
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import graph_from
 from zero_or_nan.ignoring.engine import passes, precheck
+from zero_or_nan.ignoring.engine.plan import nothing_ignored
 from zero_or_nan.ignoring.engine.precheck import is_safe
 
 nan, inf = math.nan, math.inf
@@ -124,6 +125,16 @@ def test_a_loss_that_is_no_mean_divides_by_no_total_weight(target):
     for reduction in ("none", "sum"):
         assert graph_is_safe(F.cross_entropy(scores, targets, reduction=reduction).sum())
     assert graph_is_safe(F.cross_entropy(scores, targets)) == (target == 0)
+
+
+@tells
+def test_copysign_ignores_only_what_it_does_not_read():
+    """So a graph in which nothing else ignores an element needs no pass."""
+    x, two = leaf(1.0, 2.0), torch.tensor([2.0, 3.0])
+    assert nothing_ignored(graph_from([torch.copysign(x, two).sum()]))
+    assert not nothing_ignored(graph_from([torch.copysign(two, x).sum()]))
+    triangle = torch.linalg.solve_triangular(x * torch.eye(2), torch.eye(2), upper=True)
+    assert graph_is_safe((torch.copysign(x, x) + F.prelu(x, x[:1]) + triangle).sum())
 
 
 # Many nodes.

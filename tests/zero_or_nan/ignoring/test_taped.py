@@ -7,6 +7,7 @@ text of the same function, in float64, by plain PyTorch, on the good rows alone.
 import gc
 import threading
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -46,6 +47,33 @@ def test_what_the_loss_uses_stays_and_finite_rows_keep_their_bits(name):
         kept = plain.isfinite()
         assert torch.equal(ours.isfinite(), kept) and torch.equal(ours[kept], plain[kept])
         assert bool(kept.all()) is (bad == 3.0)
+
+
+MIXING = {"linear with bias", "layer_norm"}
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_users_backward_that_is_recorded_is_followed_unless_it_mixes_elements(name):
+    program, in_other_words = PROGRAMS[name]
+    backward = partial(ignoring.backward, create_graph=True)
+    ours, messages = told(lambda: gradient_of(program, rows_with(nan), [0, 1, 3], backward))
+    if name in MIXING:
+        assert len(messages) == 1 and "mixes ignored elements" in messages[0]
+    else:
+        right = gradient_of(in_other_words, GOOD, slice(None), torch.autograd.backward, torch.float64)
+        torch.testing.assert_close(ours.double(), right, rtol=1e-5, atol=1e-5)
+        assert not messages
+
+
+@pytest.mark.parametrize(("used", "at_nan"), [(1, 0.0), (2, nan)])
+def test_the_gradient_of_a_recorded_gradient_leaves_out_what_was_ignored(used, at_nan):
+    """Of x ** 3 / 3, whose derivatives are x ** 2 and 2 * x."""
+    cubed = function(saving(lambda x: x**3 / 3), lambda ctx, g: g * ctx.saved_tensors[0] ** 2)
+    x = torch.tensor([2.0, nan], requires_grad=True)
+    (slope,), _ = told(lambda: ignoring.grad(cubed(x)[:used].sum(), x, create_graph=True))
+    (second,) = ignoring.grad(slope.sum(), x)
+    torch.testing.assert_close(torch.stack([slope, second]), torch.tensor([[4.0, at_nan]] * 2), equal_nan=True)
 
 
 def test_sums_into_new_zeros_are_sums_of_what_was_added():
@@ -189,11 +217,15 @@ OPAQUE = {
 }
 
 
-@pytest.mark.parametrize("name", OPAQUE)
-def test_what_no_tape_can_see_is_told_of(name):
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize(
+    ("name", "create_graph"), [*((name, False) for name in OPAQUE), ("an attribute", True), ("a branch", True)]
+)
+def test_what_no_tape_can_see_is_told_of(name, create_graph):
     program = apply_after(exp, OPAQUE[name])
     torch.manual_seed(0)
-    _, messages = told(lambda: gradient_of(program, rows_with(inf), [0, 1, 3], ignoring.backward))
+    backward = partial(ignoring.backward, create_graph=create_graph)
+    _, messages = told(lambda: gradient_of(program, rows_with(inf), [0, 1, 3], backward))
     KEPT.clear()
     (message,) = messages
     assert "could not follow Users" in message

@@ -24,7 +24,9 @@ from ..conditions import ALWAYS, MODERATE
 from ..numerics import numerics
 from ..registry import function, rule, transfer
 
-function("Hardshrink Hardtanh Maximum Minimum NanToNum Relu Softshrink Threshold", selects=True, safe_if=ALWAYS)
+function(
+    "Hardshrink Hardtanh Maximum Minimum NanToNum Nextafter Relu Softshrink Threshold", selects=True, safe_if=ALWAYS
+)
 function("Clamp ClampMax ClampMin", selects=True, compares=True, safe_if=ALWAYS)
 function("Hardsigmoid", selects=True, safe_if=MODERATE)
 function(

@@ -27,12 +27,15 @@ from torch import Tensor
 from ...masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, unwrap, zero_ignored
 from ...masks.mask import anywhere, full
 from ...masks.numbers import has_nan
+from ..conditions import FINITE
 from ..numerics import numerics
 from ..record import Rule
 from ..registry import derivative, function, rule
 from .stepwise import within_matrices
 
 function("LuUnpack", selects=True)
+# Of the matrix, a triangle. A result that is finite shows that no pivot was 0 and that no inverse overflowed.
+function("LinalgSolveTriangular TriangularSolve", selects=True, safe_if=FINITE)
 
 numerics("svd", like="linalg_svd")
 numerics("logdet linalg_slogdet", like="slogdet")

@@ -40,7 +40,7 @@ from ...masks.mask import Mask, both, either, expanded, reduced
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
 from ..graph import function_of
 from ..numerics import numerics
-from ..registry import function, fused, rule, transfer
+from ..registry import function, rule, transfer
 from ..rewrites import rewrite
 
 # Sums, signs, copies and other dtypes.
@@ -70,6 +70,13 @@ def _has_a_small_power(node: Any) -> bool:
     return isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (1, 2, 3, 4)
 
 
+def _used_by_copysign(node: Any) -> Sequence[Mask] | None:
+    """The second argument gives a sign alone. It may be a number."""
+    edges = node.next_functions
+    return (None, torch.tensor(False)) if len(edges) == 2 and edges[1][0] is not None else None
+
+
+function("PreluKernel PreluKernelBackward", selects=True, safe_if=FINITE)
 function("Gelu Hardswish LogSigmoid Mish Silu", safe_if=MODERATE)
 function("Elu", safe_if=MODERATE, scalars=("alpha", "scale"))
 function("Softplus", safe_if=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
@@ -90,7 +97,7 @@ function("Div", safe_if=AWAY_FROM_ZERO, safe_if_saved={"self": MODERATE})
 function("Angle", fills=("Where(None, Mul(Div(Pow(Abs))))",))
 function("Atan2", fills=("MaskedFill(Reciprocal(Add(Mul)))",))
 function("SpecialBesselY1", since="2.15", fills=("Where(None, Sub(SpecialBesselY0))",))
-function("Copysign", fills=("MaskedFill(Div(Copysign))",))
+function("Copysign", safe_if=FINITE, uses=_used_by_copysign, fills=("MaskedFill(Div(Copysign))",))
 function("Sgn", fills=("MaskedFill(Div(Mul(Abs)))",))
 function("Sinc", fills=("Where(None, Mul(Div(Sub(Sin))))",))
 function("SpecialXlog1Py", fills=("MaskedFill(SpecialXlog1Py)",))
@@ -413,7 +420,12 @@ def made_up(op: Any, *args: Any, **kwargs: Any) -> Any:
     return wrap(op(*unwrap(args), **unwrap(kwargs)))
 
 
-fused("_prelu_kernel_backward")
+@rule("_prelu_kernel_backward")
+def prelu(op: Any, grad: Any, x: Any, weight: Any) -> Any:
+    """A weight is ignored if its inputs are above 0."""
+    to_x, to_weight = op(*unwrap((grad, x, weight)))
+    mask = _all_factors((grad, x, weight))
+    return zero_ignored(to_x, mask), zero_ignored(to_weight, both(mask, (unwrap(x) > 0).logical_not()))
 
 
 @rule("glu_backward")

@@ -369,7 +369,7 @@ class Pass:
         if unmaskable is not None:
             self._pass_by(unmaskable)
             return None
-        return (values, masks) if has_to_run or step.always_runs or function.may_select(node) else None
+        return (values, masks) if has_to_run or step.always_runs or function.may_ignore(node) else None
 
     def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool) -> tuple[Any, Mask, bool]:
         """A cotangent, its mask, and whether it can carry a mask at all.

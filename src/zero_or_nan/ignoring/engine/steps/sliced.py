@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,16 @@ _CONFIG: Any = _profiler.ProfilerConfig(
 _CLONE = torch.ops.aten.clone.default
 _OWN = frozenset(getattr(torch.ops.aten, name).default for name in ("as_strided", "copy_", "new_empty_strided"))
 """The operators of the node's own code, from the copy of the gradient to the slice."""
+
+
+class _Call:
+    """Calls a function when the object that it is an attribute of is freed."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    def __del__(self) -> None:
+        self._function()
 
 
 class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
@@ -49,7 +59,6 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
     whole: Tensor | None = None
     mask: Mask = None
     _slice: Tensor | None = None
-    _twin: Cotangent | None = None
 
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -74,6 +83,7 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
         if op is _CLONE and self._found is UNKNOWN and not is_profiled():
             _profiler._enable_profiler_legacy(_CONFIG)
             self._is_profiling = True
+            result.freed = _Call(self.function)  # if the wrapped derivative fails, no hook of ours runs
         return result
 
     def _cloned(self, part: Tensor, clone: Tensor) -> Cotangent:
@@ -83,13 +93,13 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
         if mask is not None:
             self.mask = laid_out(mask, self.whole)
             mask = self._place(part).clone()  # below, the mask is written into
-        self._slice, self._twin = part, Cotangent(clone, mask, self.step)
-        return self._twin
+        self._slice = part
+        return Cotangent(clone, mask, self.step)
 
     def _write(self, op: Any, part: Tensor, result: Any, *args: Any) -> Tensor:
         """Write the result of the wrapped derivative into the slice, and its mask into the mask."""
         assert self.whole is not None
-        inner = written_mask(result, self._twin)
+        inner = written_mask(result, Cotangent(part, None, self.step))
         if self.mask is None and inner is not None:
             self.mask = laid_out(everywhere(True, self.whole), self.whole)
         if self.mask is not None:
@@ -103,7 +113,7 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         """Free the tensors. Otherwise they and the step keep each other alive until the garbage collector runs."""
-        self.step = self.whole = self.mask = self._slice = self._twin = None
+        self.step = self.whole = self.mask = self._slice = None
 
     def stop(self) -> None:
         self.function()

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ....functions.fills import unordered_at
-from ....functions.graph import Edge, function_of
+from ....functions.graph import Edge, Graph, function_of
 from ....functions.record import GENERATED, Function
-from ....masks.cotangent import Cotangent, NotFollowed, can_carry, is_finite, mask_of, unwrap
-from ....masks.mask import Mask, all_count, reduced, was_broadcast
+from ....masks.cotangent import Cotangent, NotFollowed, can_carry, is_finite, mask_of, unwrap, without_nan
+from ....masks.mask import Mask, all_count, both, full, reduced, was_broadcast
 from ....masks.numbers import DENSE, form_of
 from ....masks.watching import Comparisons, Watching
 from ..higher import entered, is_recorded, left
@@ -43,11 +43,13 @@ class Owner(Protocol):
 
     Attributes:
         entered: the same as in `cotangent.Run`.
+        forward: if the pass is recorded, the graph that it differentiates.
         keep: the edges whose masks the pass was asked for.
         count: counts ignored elements, if the user asked for that.
     """
 
     entered: dict[int, tuple[Tensor, Cotangent]]
+    forward: Graph
     keep: set[Edge]
     count: Count | None
 
@@ -132,8 +134,21 @@ class Step:
             self._watching.stop()
         if self._comparisons is not None:
             self._comparisons.stop()
+        used = self.function.used(self.node)
+        if used is not None:
+            results = list(map(self._without_unused, results, used))
         values = left(results, [_given_back(result) for result in results])
         return values, [self._mask_of(result) for result in results]
+
+    def _without_unused(self, result: Any, used: Mask) -> Any:
+        """An argument's gradient, without elements that the function did not use. They are 0, or NaN if one arrived."""
+        if used is None or not can_carry(unwrap(result)):
+            return result
+        cotangent = result if type(result) is Cotangent else Cotangent(result)
+        used = used.to(cotangent.device).expand(tuple(self.node._input_metadata[0].shape))
+        cotangent.mask = mask = reduced(full(both(self.masks[0], used), used), cotangent.shape)
+        without_nan(cotangent.value, mask)
+        return cotangent
 
     def _mask_of(self, result: Any) -> Mask:
         """The mask of a result. If a derivative returns plain zeros, they get the mask of the arriving cotangent.

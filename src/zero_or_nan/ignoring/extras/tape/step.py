@@ -30,8 +30,9 @@ def _taped(node: Any, function: Function) -> type[Step] | None:
 class Taped(Opaque):
     """The run of a user's derivative in Python. If ignored elements arrive, a tape follows its operators.
 
-    What the tape can't follow is opaque. So is a derivative that is recorded, to be differentiated again: PyTorch has
-    recorded the operators on plain tensors.
+    What the tape can't follow is opaque. If the derivative is recorded, to be differentiated again, PyTorch records the
+    operators on plain tensors. This record is right for all elements but the ignored ones, which are left out of it. If
+    the tape had to repair another element, the derivative is opaque.
     """
 
     is_anothers = True
@@ -42,8 +43,11 @@ class Taped(Opaque):
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         super().begin(arriving)
         self._arriving = arriving
-        is_taped = self._ignores and not torch.is_grad_enabled() and not in_forward_mode()
-        if is_taped and all(value is None or can_carry(value) and is_dense(value) for value in arriving):
+        if (
+            self._ignores
+            and not in_forward_mode()
+            and all(value is None or can_carry(value) and is_dense(value) for value in arriving)
+        ):
             self.node.apply = self._apply  # called by the engine, after it has made up zeros for None
         return arriving
 
@@ -55,8 +59,9 @@ class Taped(Opaque):
             if given is not None and value is not given:  # the node runs in another thread, too
                 return self.node.apply(*cotangents)
             if isinstance(value, Tensor):
-                tape.arrive(value, everywhere(False, value) if given is None else mask)
-        results = tape.run(self.node.apply, cotangents)
+                with torch.no_grad():
+                    tape.arrive(value, everywhere(False, value) if given is None else mask)
+        results = tape.run(self.node.apply, cotangents, self.owner.forward)
         self.tape = tape
         return results
 
@@ -72,6 +77,11 @@ class Taped(Opaque):
             self._lost(tape.lost)
             return super().end(results, arriving)
         values, masks = [value for value, _ in ended], [mask for _, mask in ended]
+        if torch.is_grad_enabled():
+            values, repaired = list(map(_recorded, results, masks)), values
+            if not all(map(_are_equal, values, repaired)):
+                self.reason = "it mixes ignored elements with others, and is differentiated again"
+                return super().end(results, arriving)
         # The code may select: a zero that it writes may mean "not selected". Does anything multiply that zero?
         if not self.has_failed and (
             not all(map(is_finite, values))
@@ -94,6 +104,15 @@ class Taped(Opaque):
 
     def abandon(self) -> None:
         vars(self.node).pop("apply", None)
+
+
+def _recorded(result: Any, mask: Mask) -> Any:
+    """A result without its ignored elements. For a later pass, this is a selection."""
+    return result if mask is None else torch.where(mask, result, 0)
+
+
+def _are_equal(recorded: Any, repaired: Any) -> bool:
+    return recorded is repaired or torch.allclose(recorded, repaired, rtol=0, atol=0, equal_nan=True)
 
 
 def _has_counted_zeros(value: Any, mask: Mask) -> bool:

@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ....functions.fills import recorded_between
+from ....functions.graph import Graph, saved_tensors
 from ....functions.record import RULES
 from ....masks.cotangent import Cotangent, NotFollowed, Run, mask_of, unwrap
 from ....masks.in_place import RESHAPING, OpOverload, out_of_place, written_by
@@ -109,8 +111,8 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         self._many = 64
         self._leaving = _Leaving(self)
 
-    def run(self, derivative: Callable[..., Any], cotangents: Sequence[Any]) -> Any:
-        """Run the derivative, and begin to follow its operators."""
+    def run(self, derivative: Callable[..., Any], cotangents: Sequence[Any], forward: Graph) -> Any:
+        """Run the derivative, and begin to follow its operators. `forward`: the graph that is differentiated."""
         self.start()
         try:
             with self._leaving:
@@ -118,7 +120,11 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         except BaseException:
             self.stop()
             raise
-        self._guarded(self._check_what_stays, [*tree_leaves(results), *cotangents])
+        kept = tree_leaves(results)
+        if torch.is_grad_enabled():
+            recorded = recorded_between(kept, cotangents, forward)
+            kept = kept + [tensor for node in recorded for tensor in saved_tensors(node)]
+        self._guarded(self._check_what_stays, [*kept, *cotangents])
         return results
 
     def arrive(self, value: Tensor, mask: Mask) -> None:
@@ -153,7 +159,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         return torch.empty_like(value).copy_(repaired), mask
 
     def _check_what_stays(self, results: Sequence[Any]) -> None:
-        """Raises `Lost` if the user's code keeps a tensor with ignored elements that is not one of its results."""
+        """Raises `Lost` if the user's code keeps a tensor with ignored elements, besides its results and its record."""
         given = {key_of(tensor) for tensor in results}
         for key, memory in self._memory.items():
             if key not in given and not memory.ref.expired() and (memory.differs() or not all_count(memory.counts)):
