@@ -87,7 +87,7 @@ honesty: $(BIN)/.ready  ## look for NaN that the loss uses and ignoring hides, o
 explained: $(BIN)/.ready  ## count how often other tools than explain name the line at fault; write results/measured/
 	$(RUN) explained
 
-first-look: $(BIN)/.ready  ## paste the remedy of explain into each program of a corpus that it had not seen; write results/measured/
+first-look: $(BIN)/.ready  ## paste the remedy of explain into each program from public reports; write results/measured/
 	$(RUN) first-look
 
 probe: $(BIN)/.ready  ## search the losses of a corpus, and PyTorch's own, for a NaN before it happens; write results/measured/

@@ -51,6 +51,20 @@ def test_ctc_leaves_out_what_does_not_fit_and_keeps_the_mean_of_the_rest():
     assert called(formula, x, given).item() == pytest.approx(right.item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_cosine_of_a_zero_vector_leaves_no_nan_in_either_vector(dtype):
+    (formula,) = [formula for formula in FORMULAS if formula.name.startswith("cosine")]
+    for zero_first in (True, False):
+        pair = [torch.tensor([0.0, 0.0], dtype=dtype), torch.tensor([3.0, 4.0], dtype=dtype)][
+            :: 1 if zero_first else -1
+        ]
+        a, b = [each.requires_grad_() for each in pair]
+        names = {"torch": torch, "F": torch.nn.functional}
+        exec(formula.write, names)
+        for gradient in torch.autograd.grad(names["cosine"](a, b), [a, b]):
+            assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
 def test_the_page_has_a_section_for_each_formula_and_an_effect_says_whether_there_is_a_right_gradient():
     for formula in FORMULAS:
         assert f"\n### {formula.section}\n" in PAGE

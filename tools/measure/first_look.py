@@ -1,4 +1,4 @@
-"""Whether the remedies that `explain` prints work: each is written into a program that `explain` had never seen.
+"""Whether the remedies that `explain` prints work: each is written into a program from a public report.
 
 The programs are in `tests/zero_or_nan/explain/first_look.md`, in two halves. The record keeps the answers to the
 second half from before anybody had read one of them.
@@ -143,5 +143,5 @@ def shown(content: dict[str, Any]) -> str:
     texts = {"failing": "programs that fail", "right line": "the line is right", "right kind": "the kind is right"}
     texts |= ANSWERS | {"false alarms": "false alarms on healthy programs"}
     body = [[text, *(str(half[word]) for half in halves)] for word, text in texts.items()]
-    caption = f"What <code>explain</code> says of programs that it had not seen (torch {content['torch']})"
+    caption = f"What <code>explain</code> says of programs from public reports (torch {content['torch']})"
     return prose(show.table(caption, ["answer", "used for work", "held back"], body, stack=True))

@@ -98,8 +98,8 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     Raises:
         NotFiniteError: if a result or a gradient is not finite. The report is in `.report`. A gradient that
             `torch.amp.GradScaler` scaled is not checked, because the scaler itself skips such a step. When the error is
-            raised, random numbers, `.grad`, the buffers of `model`, and the dicts among the arguments are as they were
-            before the step.
+            raised, random numbers, the buffers of `model`, and the dicts among the arguments are as they were before
+            the step, and `.grad` is as it was before the first backward pass of the step.
         TypeError: at the decoration, if the step is a generator or a coroutine, which runs only after it has returned.
 
     Example:
