@@ -100,6 +100,14 @@ def test_numbers_up_to_1_grow_only_if_they_have_a_gradient():
     assert not explain.probe(lambda x: softmax_log(x, target), x.requires_grad_()).ok
 
 
+def test_whole_numbers_without_a_gradient_grow_by_10_at_most():
+    """Grades of relevance are from 0 to 3, say. 2 ** 129 would be too large."""
+    grades = torch.tensor([3.0, 0.0, 1.0])
+    assert explain.probe(
+        lambda w, grades: (w * 2.0**grades).sum() / (2.0**grades).sum(), wants(0.3, 0.5, -1), grades
+    ).ok
+
+
 def test_what_fails_alone_is_tried_alone():
     """An `exp` that is too large by itself is no finding, even if its factor is 0: float64 would then give a 0."""
     assert explain.probe(lambda x, advantage: (x.exp() * advantage).mean(), wants(1.5, -0.5), torch.randn(2)).ok

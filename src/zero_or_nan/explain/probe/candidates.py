@@ -25,7 +25,7 @@ Kind = Literal[
 """What the numbers of a tensor are:
 
 - flags: bools. labels: integers, of the range that the example has; they may be lengths too. choices: at most two
-  different floats, 0 and 1, -1 and 1, or 0 and -inf. counts: whole numbers from 0 on.
+  different floats, 0 and 1, -1 and 1, or 0 and -inf. counts: other floats without a gradient that are whole numbers.
 - distributions: rows that are at least 0, and sum to 1. log-distributions: their logarithms. directions: rows of
   length 1.
 - fractions: between 0 and 1. Those with a gradient may grow, because what a model gives may start small.
@@ -54,7 +54,7 @@ _MOST_VALUES = 6
 
 
 def kind_of(example: Tensor, is_data: bool = True) -> Kind:
-    """What a tensor of the example is. Whole numbers count something only if they are data, without a gradient."""
+    """What a tensor of the example is."""
     if not example.numel() or example.layout is not torch.strided or example.is_complex():
         return "fixed"
     if not example.is_floating_point():
@@ -73,10 +73,10 @@ def kind_of(example: Tensor, is_data: bool = True) -> Kind:
         return "log-distributions"
     if has_rows and values.dim() > 1 and _is_one(values.norm(dim=-1)):
         return "directions"
+    if is_data and bool((values == values.round()).all()):
+        return "counts"
     if low < 0:
         return "numbers"
-    if bool((values == values.round()).all()):
-        return "counts" if is_data else "positives"
     return "fractions" if high <= 1 else "positives"
 
 
@@ -314,7 +314,7 @@ def _grown(x: Tensor, kind: Kind) -> Iterator[tuple[float, Callable[[float], Ten
             phrase = "has the probabilities of logits that are {:g} times as large"
             yield factor, lambda factor: torch.log_softmax(x * factor, -1), phrase
     if kind in ("numbers", "positives", "counts"):
-        for factor in FACTORS:
+        for factor in FACTORS[:1] if kind == "counts" else FACTORS:  # a grade of 3 is never 129
             yield factor, lambda factor: x * factor, "is {:g} times as large"
             if kind == "numbers":
                 yield factor, lambda factor: x * -factor, "is {:g} times as large, with the other sign"
