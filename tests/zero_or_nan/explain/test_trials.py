@@ -309,6 +309,12 @@ def test_under_no_grad_only_the_value_has_to_be_right(first, tmp_path):
     assert pasted(tmp_path / "program.py", origin)["x"].grad.isfinite().all()
 
 
+def test_the_exact_value_is_that_of_the_element_that_the_call_lost(first):
+    """The other element was lost in the line before."""
+    source = leaf([100.0, 1.0]) + "y = x.exp() * 2\nz = y * 3e38\nz.sum().backward()"
+    assert first(source, at=1).exact == "and its exact value is 1.63097e39: float32 ends at 3.4e38"
+
+
 def test_what_was_computed_under_no_grad_gets_no_gradient_from_a_remedy(first):
     """log_softmax in the second line would have a gradient that the program does not have."""
     lines = "with torch.no_grad():\n    p = x.softmax(-1)\nloss = (torch.log(p) * x).sum()\nloss.backward()"

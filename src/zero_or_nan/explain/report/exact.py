@@ -98,6 +98,12 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
     before, run = outcome(chain.run()), chain.run(torch.float64)
     exact = outcome(run)
     fits = exists(before, exact)
+    dtype = before.value.dtype
+    too_large = f"{str(dtype).removeprefix('torch.')} ends at {limit(dtype)}"
+    alone = chain.run(torch.float64, {id(tensor): tensor for tensor in chain.call.tensors()}).result.detach()
+    right, size = cured(Outcome(before.value, {}), Outcome(alone, {}))
+    if size > torch.finfo(dtype).max:  # the call itself gave it, whatever was lost before it in other elements
+        return Lost(right, fits, how=too_large)
     right, size = cured(before, exact)
     if not right:
         return None
@@ -110,10 +116,7 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
         if bool(lost.any()):
             at = tuple(lost.nonzero()[0].tolist())
             return Lost(right, fits, call, actual, _sentence(call, actual, value, at))
-    dtype = before.value.dtype
-    if size > torch.finfo(dtype).max:  # the call itself gives a number that is too large
-        return Lost(right, fits, how=f"{str(dtype).removeprefix('torch.')} ends at {limit(dtype)}")
-    return Lost(right, fits)
+    return Lost(right, fits, how=too_large) if size > torch.finfo(dtype).max else Lost(right, fits)
 
 
 def cured(was: Outcome, exact: Outcome) -> tuple[str, float]:
