@@ -49,7 +49,9 @@ def test_what_the_loss_uses_stays_and_finite_rows_keep_their_bits(name):
         assert bool(kept.all()) is (bad == 3.0)
 
 
-MIXING = {"linear with bias", "layer_norm"}
+NOT_FOLLOWED = dict.fromkeys(("linear with bias", "layer_norm"), "mixes ignored elements")
+if torch.__version__ < (2, 8):  # a record there keeps the tensor that was written to
+    NOT_FOLLOWED |= dict.fromkeys(("scan", "in place on its own clone"), "keeps a tensor besides its results")
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
@@ -58,8 +60,8 @@ def test_a_users_backward_that_is_recorded_is_followed_unless_it_mixes_elements(
     program, in_other_words = PROGRAMS[name]
     backward = partial(ignoring.backward, create_graph=True)
     ours, messages = told(lambda: gradient_of(program, rows_with(nan), [0, 1, 3], backward))
-    if name in MIXING:
-        assert len(messages) == 1 and "mixes ignored elements" in messages[0]
+    if name in NOT_FOLLOWED:
+        assert len(messages) == 1 and NOT_FOLLOWED[name] in messages[0]
     else:
         right = gradient_of(in_other_words, GOOD, slice(None), torch.autograd.backward, torch.float64)
         torch.testing.assert_close(ours.double(), right, rtol=1e-5, atol=1e-5)
