@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .mask import core, extent
 
@@ -141,22 +140,6 @@ def unwrapped(tensor: Tensor) -> Tensor:
     while has_wrapper(tensor):
         tensor = inside_wrapper(tensor)
     return tensor
-
-
-def is_in_memory(thing: Any) -> bool:
-    """True for a tensor of no subclass whose numbers are in memory.
-
-    A sharded parameter's memory is freed until a hook gathers it again.
-    """
-    if type(thing) not in (Tensor, Parameter):
-        return False
-    tensor: Tensor = thing
-    if tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or is_wrapped(tensor):
-        return False
-    if tensor.is_contiguous() and not tensor.storage_offset():  # as most are: the quickest answer
-        return tensor.untyped_storage().nbytes() >= tensor.nbytes
-    last = tensor.storage_offset() + extent(tensor)
-    return tensor.untyped_storage().nbytes() >= last * tensor.element_size()
 
 
 _SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))

@@ -23,7 +23,8 @@ from torch.nn import Parameter
 
 from ...functions.conditions import AWAY_FROM_ZERO, FINITE, MODERATE, Condition, bound
 from ...functions.record import Checks, Saved
-from ...masks.numbers import all_finite, form_of, is_in_memory, is_sparse, joined, stored
+from ...masks.mask import extent
+from ...masks.numbers import all_finite, form_of, is_sparse, is_wrapped, joined, stored
 from ...masks.watching import set_recording
 from .plan import classify, known
 
@@ -135,7 +136,7 @@ class _Precheck:
         entries = tensor.numel()
         if not entries:
             return True
-        if tensor.layout is not torch.strided or not is_in_memory(tensor) or tensor.is_complex():
+        if tensor.layout is not torch.strided or not _in_memory(tensor) or tensor.is_complex():
             return False
         if tensor.dtype is torch.bool and condition is not AWAY_FROM_ZERO:
             return True
@@ -285,6 +286,16 @@ def _is_moderate(number: Any, node: Any) -> bool:
     """True if a number that a derivative multiplies by is moderate in the derivative's dtype."""
     dtype = node._input_metadata[0].dtype
     return dtype.is_floating_point and bool(abs(number) <= bound(dtype))
+
+
+def _in_memory(tensor: Tensor) -> bool:
+    """True if the numbers are in memory. A sharded parameter's memory is freed until a hook gathers it again."""
+    if tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or is_wrapped(tensor):
+        return False
+    if tensor.is_contiguous() and not tensor.storage_offset():  # as most are: the quickest answer
+        return tensor.untyped_storage().nbytes() >= tensor.nbytes
+    last = tensor.storage_offset() + extent(tensor)
+    return tensor.untyped_storage().nbytes() >= last * tensor.element_size()
 
 
 def _as_factor(tensor: Tensor, condition: Condition) -> Tensor:
