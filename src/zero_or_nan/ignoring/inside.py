@@ -41,10 +41,11 @@ from ..functions.graph import senders_of as senders_of
 from ..functions.record import UNKNOWN, record_of
 from ..masks.mask import anywhere
 from ..masks.mask import was_broadcast as was_broadcast
-from ..masks.numbers import form_of
+from ..masks.numbers import form_of as form_of
 from ..masks.numbers import is_sparse as is_sparse
 from ..masks.numbers import is_wrapped as is_wrapped
 from ..masks.numbers import joined as joined
+from ..masks.numbers import shared_forms as shared_forms
 from ..masks.numbers import stored as stored
 from ..masks.numbers import stored_at as stored_at
 from ..masks.numbers import total as total
@@ -152,6 +153,6 @@ def mark_formula(node: Any, results: Iterable[Any], arriving: Iterable[Any], gra
 
 
 def part_here(tensor: Tensor) -> Any:
-    """The part of a tensor that this process has, of a tensor in several processes; None if it is only a term."""
+    """The part that this process has of a tensor in several processes. Its elements may be terms of a sum."""
     form = form_of(tensor)
-    return form.here(tensor) if form.is_shared else tensor
+    return form.terms_here(tensor) if form.is_shared else tensor

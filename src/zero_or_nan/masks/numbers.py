@@ -59,6 +59,10 @@ class Form:
         """The values that this process has; None if it has only a term of each."""
         return self.values(tensor)
 
+    def terms_here(self, tensor: Any) -> Any:
+        """The values that this process has, or its terms of their sums; None if it has neither."""
+        return self.here(tensor)
+
     def not_zero(self, tensor: Any) -> Tensor:
         """A mask of the values that are not 0, NaN included."""
         return self.values(tensor) != 0  # type: ignore[no-any-return]

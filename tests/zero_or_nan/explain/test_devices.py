@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.zero_or_nan.ignoring.processes import results_of_two
 from zero_or_nan import explain
+from zero_or_nan.explain.program.code import plan_of
 
 nan = float("nan")
 
@@ -165,10 +166,22 @@ def distributed_tensor(last, function):
     function(w).sum().backward()
     return w.grad.full_tensor()
 
+def multiplied(last, function):
+    # Only one process has the NaN, and the product needs both: to run it again would wait forever.
+    x, w = (distribute_tensor(torch.tensor([[1.0, 2.0], [each, 4.0]]), mesh, [Shard(0)]) for each in (last, 3.0))
+    (function(x) @ w.requires_grad_()).sum().backward()
+
+def gathered():
+    x = distribute_tensor(torch.tensor([1.0, 0.0]), mesh, [Shard(0)]).requires_grad_()
+    x.log().full_tensor().square().sum().backward()
+
 reported("DDP, clean", in_parallel)
 tell("notes", str(reported("DDP", lambda: model(rows).sum().backward())))
 reported("DTensor", lambda: distributed_tensor(0.0, torch.sqrt))
 reported("DTensor, clean", lambda: tell("gradient", distributed_tensor(3.0, lambda w: w * 2).tolist()))
+reported("product of NaN", lambda: multiplied(0.0, lambda x: x / x))
+reported("product", lambda: multiplied(3e38, lambda x: x * 1))
+reported("gathered", gathered)
 
 def step(x):
     optimizer.zero_grad()
@@ -207,10 +220,16 @@ distributed.destroy_process_group()
 """
 
 
+def test_the_result_of_a_collective_is_not_read():
+    """It may not be there yet."""
+    assert not plan_of(torch.ops._c10d_functional.all_gather_into_tensor).is_checked
+    assert not plan_of(torch.ops._c10d_functional.wait_tensor.default).is_checked
+
+
 def test_several_processes(tmp_path):
     """Each tells its own origins, with its rank. On a failure all raise together, and none waits for another."""
     names = ["DDP, clean", "notes", "DDP", "DTensor", "gradient", "DTensor, clean"]
-    names += ["raise", "on_failure", "on_failure, clean", "no_sync"]
+    names += ["product of NaN", "product", "gathered", "raise", "on_failure", "on_failure, clean", "no_sync"]
     first, second = results_of_two(SCRIPT, tmp_path / "store", names)
     for rank, found in enumerate((first, second)):
         assert found["DDP, clean"] == [["undefined", "backward", "sqrt", rank, ""]]
@@ -219,6 +238,10 @@ def test_several_processes(tmp_path):
     assert first["notes"].startswith("a gradient is not finite, and it came from another process (one backward pass")
     assert "see the other ranks" in first["notes"]
     assert first["DTensor"] == [] and second["DTensor"] == [["undefined", "backward", "sqrt", 1, ""]]
+    assert first["product of NaN"] == [] and second["product of NaN"] == [["undefined", "forward", "div", 1, ""]]
+    assert first["product"] == [] and second["product"] == [["bad input", "forward", "matmul", 1, ""]]
+    assert first["gathered"] == [["bad input", "forward", "Redistribute", 0, ""]]
+    assert second["gathered"] == [["undefined", "forward", "log", 1, ""]]
     for name in ("raise", "on_failure"):
         assert first[name] == [[[], True], True, True]
         assert second[name] == [[[1], False], True, True]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import Mode, is_sparse, tree_map_only
-from ..program.tensors import numbers_of, rerun, tensors_in
+from ..program.tensors import NeedsOthersError, numbers_of, rerun, tensors_in
 
 
 class Computation(NamedTuple):
@@ -105,7 +106,7 @@ def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Co
         function: the computation. It runs once, records no graph, and leaves random numbers as they are.
         entries: the elements of a result to prefer.
     """
-    with rerun(), _Looking(entries) as looking:
+    with suppress(NeedsOthersError), rerun(), _Looking(entries) as looking:
         function()
     if looking.nan is not None and looking.infinite is not None and not looking.infinite.is_pole:
         return looking.infinite

@@ -200,9 +200,9 @@ class Attribution:
                 birth = come_in(result.tensor, result.here, call)
                 self.findings.uninitialized.keep(result.tensor, Provenance({birth: ()}))
             return None
-        layout = "" if operands.provenances else next(filter(None, map(unreadable_layout, call.tensors())), "")
-        if layout:
-            birth = self.findings.births.known(come_out(result.tensor, result.bad, call, layout))
+        source = "" if operands.provenances else _unreadable(call)
+        if source:
+            birth = self.findings.births.known(come_out(result.tensor, result.here, result.bad, call, source))
             self.findings.carry(result.tensor, [(birth, result.bad)])
             return Provenance({birth: ()})
         is_mixed = operands.kinds & (NANS | OTHERS) == NANS | OTHERS
@@ -305,3 +305,11 @@ class Attribution:
 def _is_meant(birth: Birth, function: str) -> bool:
     """Whether an infinity leaves an element out of a function."""
     return birth.nature == "meant" or (birth.infinite == -math.inf and numerics_of(function).ignores_infinity)
+
+
+def _unreadable(call: Call) -> str:
+    """What a call read that cannot be read here; empty if there is nothing."""
+    layout = next(filter(None, map(unreadable_layout, call.tensors())), "")
+    if call.needs_others:
+        return "tensors on other processes"
+    return layout and f"a tensor of layout {layout}"

@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ...functions.numerics import numerics_of
-from ...ignoring.inside import any_of, is_sparse, was_broadcast
+from ...ignoring.inside import any_of, is_sparse, part_here, tree_map_only, was_broadcast
 from ..program.code import Place, Plan, optimizer_here, plan_of
 from ..program.tensors import (
+    NeedsOthersError,
     each_in,
     first_entries,
     first_stored,
@@ -48,6 +49,7 @@ class Call(NamedTuple):
         casts: the dtype to which autocast casts operands; None if it is off.
         is_cast: whether the program casts the result, too, though the result has that dtype already.
         is_recorded: False under `no_grad`.
+        needs_others: whether it can't run again, because it exchanges tensors with other processes.
     """
 
     func: Any
@@ -58,6 +60,7 @@ class Call(NamedTuple):
     casts: torch.dtype | None = None
     is_cast: bool = False
     is_recorded: bool = True
+    needs_others: bool = False
 
     @property
     def plan(self) -> Plan:
@@ -79,9 +82,26 @@ class Call(NamedTuple):
     def again(self, args: Any, kwargs: Any) -> Any:
         """The results with these arguments, under the autocast of this call."""
         if self.casts is None:
-            return self.func(*args, **kwargs)
+            return self.run(args, kwargs)
         with torch.autocast(self.tensors()[0].device.type, dtype=self.casts):
-            return self.func(*args, **kwargs)
+            return self.run(args, kwargs)
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """The results with these arguments."""
+        if self.needs_others:
+            raise NeedsOthersError(f"{self.name} needs the other processes")
+        return self.func(*args, **kwargs)
+
+    def on_this_process(self, results: Mapping[int, Tensor]) -> Call:
+        """The call on the parts that this process has of tensors in several processes, if it gives the same results.
+
+        Args:
+            results: some of its results as they are on this process, each by its position.
+        """
+        args, kwargs = tree_map_only(Tensor, lambda tensor: part_here(tensor), (self.args, self.kwargs))
+        here = self._replace(args=args, kwargs=kwargs)
+        again = ((here.result(at, result), result) for at, result in results.items())
+        return here._replace(needs_others=not all(one is not None and bool(_same(one, it).all()) for one, it in again))
 
     def infinite_number(self) -> float | None:
         """The first argument, not in a tensor, that is a NaN or an infinity."""
@@ -91,7 +111,7 @@ class Call(NamedTuple):
         """The results of running it again on copies, changed first."""
         args = on_copies(self.args, change)
         with rerun():
-            result = self.func(*args, **on_copies(self.kwargs, change))
+            result = self.run(args, on_copies(self.kwargs, change))
         return [numbers_of(tensor) for tensor in tensors_in(args[:1] if result is None else result)]
 
     def result(self, at: int, like: Tensor, change: Change | None = None) -> Tensor | None:
@@ -150,7 +170,7 @@ def arranged(call: Call) -> Arranged:
 def first_born_in(call: Call, entries: Tensor, change: Change | None = None) -> Computation | None:
     """The first number in a call that is not finite, when it is run again on copies, changed first."""
     args, kwargs = on_copies(call.args, change), on_copies(call.kwargs, change)
-    return first_born(lambda: call.func(*args, **kwargs), entries)
+    return first_born(lambda: call.run(args, kwargs), entries)
 
 
 def finite_ones(tensor: Tensor, keep: Collection[float] = ()) -> Tensor:
@@ -334,9 +354,9 @@ def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
     return describe("given", call, tensor, bad, number(first), infinite=infinite, tensor=weakref.ref(tensor), base=base)
 
 
-def come_out(tensor: Tensor, bad: Tensor, call: Call, layout: str) -> Birth:
-    """The birth of what a call took out of a tensor whose numbers cannot be read."""
-    text = f"{number(tensor[bad][0].item())} out of a tensor of layout {layout}{UNREADABLE}"
+def come_out(tensor: Tensor, here: Tensor, bad: Tensor, call: Call, source: str) -> Birth:
+    """The birth of what a call took out of a source whose numbers cannot be read."""
+    text = f"{number(here[bad][0].item())} out of {source}{UNREADABLE}"
     return describe("given", call, tensor, bad, text)
 
 
@@ -388,7 +408,9 @@ def _only_too_large(
         has_room = any_of(entries & ~not_finite(wider))
         if has_room:
             return True
-    return born is not None and not born.is_pole
+    if born is None:  # a sum of products of finite numbers has a value
+        return numerics_of(call.name).products
+    return not born.is_pole
 
 
 def _in_double(tensor: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class Chain:
             return dtype if isinstance(thing, torch.dtype) and dtype is not None and thing.is_floating_point else thing
 
         args, kwargs = tree_map(computed, (tuple(call.args), dict(call.kwargs)))
-        result = call.again(args, kwargs) if dtype is None else call.func(*args, **kwargs)
+        result = call.again(args, kwargs) if dtype is None else call.run(args, kwargs)
         is_float = isinstance(result, Tensor) and result.is_floating_point()
         return result.to(dtype) if is_float and dtype is not None else result  # it may have been made from no tensor
 

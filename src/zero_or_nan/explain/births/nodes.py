@@ -22,7 +22,6 @@ from ...ignoring.inside import (
     Graph,
     any_of,
     function_of,
-    functions_unseen,
     is_checkpoint,
     is_pytorchs,
     is_region,
@@ -30,7 +29,7 @@ from ...ignoring.inside import (
     senders_of,
 )
 from ..program.code import Place, place_here, users_frame
-from ..program.tensors import are_finite, is_finite, not_finite, numbers_of, on_copies, rerun
+from ..program.tensors import are_finite, here_of, is_finite, not_finite, numbers_of, on_copies, rerun
 from .arithmetic import Computation, first_born, limit, number
 from .call import Call, come_in, describe, finite_ones
 from .diagnosis import Born, Events
@@ -177,14 +176,16 @@ def _finite(arriving: Sequence[Any]) -> list[Any]:
 
 
 def _is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
-    """Whether a derivative is infinite, or does not exist, at the saved number of an element."""
+    """Whether a derivative is infinite, or does not exist, at the saved number of an element; True if none is known."""
+    is_known = False
     for saved in saved_by(node):
         with contextlib.suppress(Exception):
             here = numbers_of(saved)
             value = (saved if here is None else here).broadcast_to(bad.shape)[index].item()
             if value == 0 or value - value != 0 or value in numerics_of_node(node).steep_at:
                 return True
-    return False
+            is_known = True
+    return not is_known
 
 
 def _point(node: Any, index: tuple[int, ...], bad: Tensor) -> str:
@@ -193,10 +194,10 @@ def _point(node: Any, index: tuple[int, ...], bad: Tensor) -> str:
     with contextlib.suppress(Exception):
         saved = getattr(node, "_saved_self", None)
         if isinstance(saved, Tensor):
-            value = saved.broadcast_to(bad.shape)[index].item()
+            value = here_of(saved).broadcast_to(bad.shape)[index].item()
         else:
             assert known.inverse is not None
-            value = known.inverse(node._saved_result[index].item())
+            value = known.inverse(here_of(node._saved_result)[index].item())
         return f", the derivative of {known.name} at {number(value)}" if math.isfinite(value) else ""
     return ""
 
@@ -205,14 +206,13 @@ def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float |
     """The element that a function of one tensor gave in the forward pass, as far as its node knows."""
     if not can_run_again(node):
         return None
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception), rerun():
         result = getattr(node, "_saved_result", None)
         if isinstance(result, Tensor):
-            return float(result.detach()[index]) if result.shape == shape else None
-        here = node._saved_self.detach()[index]
+            return float(here_of(result.detach())[index]) if here_of(result).shape == shape else None
+        here = here_of(node._saved_self.detach())[index]
         exponent = getattr(node, "_saved_exponent", None)
-        with functions_unseen():
-            return float(getattr(torch, numerics_of_node(node).name)(here, *([] if exponent is None else [exponent])))
+        return float(getattr(torch, numerics_of_node(node).name)(here, *([] if exponent is None else [exponent])))
     return None
 
 

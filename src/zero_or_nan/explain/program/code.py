@@ -26,7 +26,7 @@ from torch.nn import Parameter
 
 from ...functions.numerics import Numerics, numerics_of
 from ...ignoring.inside import is_sparse
-from .tensors import tensors_in
+from .tensors import is_collective, tensors_in
 
 T = TypeVar("T")
 
@@ -227,7 +227,7 @@ def plan_of(function: Any) -> Plan:
     changes = name == "__setitem__" or name.startswith("__i") and name.endswith("__") and known.name != name
     in_place = changes or (name.endswith("_") and not name.endswith("__"))
     public = known.name.rstrip("_") if in_place else known.name.removesuffix("_")
-    return Plan(public, known.makes != "nothing", in_place, numerics_of(public))
+    return Plan(public, known.makes != "nothing" and not is_collective(function), in_place, numerics_of(public))
 
 
 def overwritten_by(plan: Plan, args: Any) -> list[Tensor]:

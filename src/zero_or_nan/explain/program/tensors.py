@@ -10,7 +10,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from ...ignoring.inside import (
+    Mode,
     any_of,
+    form_of,
     functions_unseen,
     is_profiled,
     is_sparse,
@@ -28,6 +30,7 @@ from ...ignoring.inside import (
     part_here,
     pop_mode,
     push_mode,
+    shared_forms,
     stored,
     stored_at,
     total,
@@ -42,7 +45,7 @@ _set_trace: Any = vars(torch._C)["_set_tracing_state"]
 
 def unseen() -> AbstractContextManager[Any]:
     """While entered, no mode, no subclass of Tensor, no profiler and no tracer sees the operators that are called."""
-    is_watched = _modes() or is_profiled() or _is_traced()
+    is_watched = _modes() or is_profiled() or _is_traced() or shared_forms()
     return _Unseen() if is_watched else functions_unseen()
 
 
@@ -61,7 +64,7 @@ _here = _Here()
 
 
 class _Unseen:
-    """The same while there are dispatch modes, a profiler or a tracer."""
+    """The same while there are dispatch modes, a profiler, a tracer, or tensors in several processes."""
 
     def __enter__(self) -> None:
         self.functions = functions_unseen()
@@ -77,8 +80,11 @@ class _Unseen:
         if self.is_profiled:
             _here.depth += 1
             _enable_profiler(False)
+        self.alone = _Alone() if shared_forms() else nullcontext()
+        self.alone.__enter__()
 
     def __exit__(self, *details: Any) -> None:
+        self.alone.__exit__(*details)
         if self.is_profiled:
             _here.depth -= 1
             _enable_profiler(not _here.depth)
@@ -123,8 +129,15 @@ def each_in(things: Any, kind: type[T]) -> list[T]:
     return found
 
 
+def here_of(tensor: Tensor) -> Any:
+    """The part that this process has of a tensor in several processes, and any other tensor as it is."""
+    part = part_here(tensor)
+    return tensor if part is None else part
+
+
 def memory(tensor: Tensor) -> Any:
     """The storage that holds the numbers of a tensor. Views, detached and saved tensors share it."""
+    tensor = tensor if type(tensor) in _DENSE else here_of(tensor)
     if tensor.layout is not torch.strided and is_sparse(tensor):
         tensor = stored(tensor.detach())
     return tensor.untyped_storage()
@@ -148,6 +161,8 @@ def numbers_of(tensor: Any) -> Tensor | None:
         if not isinstance(tensor, Tensor):
             return None
         part = part_here(tensor)
+        if getattr(part, "completed", False):  # the result of a collective that the program has waited for
+            part = part.elem
         if part is None or type(part).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return None
         tensor = part.as_subclass(Tensor)
@@ -171,6 +186,11 @@ def numbers_of(tensor: Any) -> Tensor | None:
     if dtype is torch.complex32:  # nor add these up
         return tensor.detach().to(torch.complex64)
     return tensor
+
+
+def is_shared(tensor: Tensor) -> bool:
+    """Whether other processes have other parts of a tensor."""
+    return bool(form_of(tensor).is_shared)
 
 
 def unreadable_layout(tensor: Tensor) -> str:
@@ -312,6 +332,35 @@ def first_stored(tensor: Tensor, elements: Tensor) -> list[tuple[int, ...]] | No
 # Code that runs a second time.
 
 
+def in_several_processes() -> bool:
+    """Whether the program is one of several processes that exchange tensors."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+class NeedsOthersError(RuntimeError):
+    """Code that runs a second time needs the other processes, which don't run it again."""
+
+
+class _Alone(Mode):
+    """Refuses to communicate. The other processes would not answer, and this one would wait for them forever."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_collective(func):
+            raise NeedsOthersError(f"{func} needs the other processes")
+        if any(kind.__module__.startswith("torch.distributed.") for kind in types):
+            return NotImplemented  # first the tensor's own rule, which may call a collective
+        return func(*args, **(kwargs or {}))
+
+
+_COMMUNICATE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
+"""The libraries of operators that exchange tensors between processes."""
+
+
+def is_collective(func: Any) -> bool:
+    """Whether a function is an operator that exchanges tensors between processes. Its result may not be there yet."""
+    return str(func).partition(".")[0] in _COMMUNICATE
+
+
 def is_extra() -> bool:
     """Whether a backward pass in this thread is an extra pass, of any watch."""
     return bool(_here.extra)
@@ -331,7 +380,8 @@ def extra() -> Iterator[None]:
 def without_side_effects() -> Iterator[None]:
     """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with unseen(), torch.random.fork_rng(devices=list(devices)), warnings.catch_warnings():
+    alone = _Alone() if in_several_processes() else nullcontext()
+    with unseen(), alone, torch.random.fork_rng(devices=list(devices)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 

@@ -22,6 +22,7 @@ from ..births.diagnosis import Diagnosis, Verdict
 from ..births.findings import History
 from ..births.provenance import Birth, Kind
 from ..program.code import of_variables
+from ..program.tensors import in_several_processes
 from .remedies import DIVERGENCE, remedy
 from .report import Origin, Report
 from .targets import without_gaps
@@ -272,8 +273,7 @@ def _operands(birth: Birth, kind: Kind, names: Names) -> str:
 
 def _rank() -> int | None:
     """The number of this process among several; None if there is only one."""
-    distributed = torch.distributed
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
+    return torch.distributed.get_rank() if in_several_processes() else None
 
 
 # The user's names of modules, parameters and inputs.

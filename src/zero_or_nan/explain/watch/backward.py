@@ -47,6 +47,7 @@ from ..program.tensors import (
     are_finite_at_once,
     bad_numbers_of,
     beyond,
+    in_several_processes,
     is_finite,
     numbers_of,
     unseen,
@@ -180,7 +181,7 @@ class Backward:
         if not grads:
             return
         # Other processes, and hooks of the leaf, may change a gradient before PyTorch adds it to `.grad`.
-        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        alone = not in_several_processes()
         self.holders.update({edge: alone and not holders[edge]._backward_hooks for edge in grads})
         if are_finite_at_once(grads.values()):
             return

@@ -15,11 +15,11 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ...ignoring.inside import is_sparse, set_recording
 from ..births.attribution import Attribution, Result
-from ..births.call import Call, casts_on, describe, recovered
+from ..births.call import Call, casts_on, come_in, describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, node_of, note_call
-from ..births.provenance import Birth, Provenance
+from ..births.provenance import Birth, Provenance, joined
 from ..program.code import Place, Places, Plan, is_recoverable, plan_of
-from ..program.tensors import bad_numbers_of, is_finite, not_finite, numbers_of, tensors_in, unseen
+from ..program.tensors import bad_numbers_of, is_finite, is_shared, not_finite, numbers_of, tensors_in, unseen
 from .regions import Regions
 from .shadow import Sandbox, function_modes, functions_seen
 
@@ -197,12 +197,17 @@ class Forward(TorchFunctionMode):
                     note_call(node, kind.__name__, place)
                     here = bad_numbers_of(tensor)
                     if here is not None:
-                        self._applied(Call(kind, kind.__name__, place, args), tensor, not_finite(here))
+                        self._applied(Call(kind, kind.__name__, place, args), tensor, here)
 
-    def _applied(self, call: Call, tensor: Tensor, bad: Tensor) -> None:
-        """A result of an `autograd.Function` is not finite."""
+    def _applied(self, call: Call, tensor: Tensor, here: Tensor) -> None:
+        """A result of an `autograd.Function` is not finite. One of `torch.distributed` makes no numbers."""
+        bad = not_finite(here)
         provenance = self.findings.provenances.of(tensor)
-        if provenance is None:
+        if provenance is None and call.func.__module__.startswith("torch.distributed."):
+            known = self.findings.provenances.of_each(call.tensors())
+            from_elsewhere = Provenance({come_in(tensor, here, call): ()})
+            provenance = joined(known, call.name) if known else from_elsewhere
+        elif provenance is None:
             provenance = Provenance({describe("made", call, tensor, bad, ""): (call.name,)})
         self.findings.keep_result(tensor, provenance)
         self.findings.carry(tensor, [(birth, bad) for birth in provenance.births])
@@ -253,4 +258,7 @@ class Forward(TorchFunctionMode):
         if is_recoverable(plan, args):
             before = recovered(func, args, kwargs)
         earlier = args if before is None else tuple(before if each is args[0] else each for each in args)
-        self.attribution.attribute(Call(func, plan.name, place, earlier, kwargs), args, bad, before)
+        call = Call(func, plan.name, place, earlier, kwargs)
+        if any(map(is_shared, call.tensors())):
+            call = call.on_this_process({result.at: result.here for result in bad})
+        self.attribution.attribute(call, args, bad, before)

@@ -45,6 +45,7 @@ from ..program.tensors import (
     are_finite,
     bad_numbers_of,
     extra,
+    in_several_processes,
     is_extra,
     not_finite,
     tensors_in,
@@ -189,7 +190,7 @@ def _may_run_only_once(node: Any) -> bool:
     forward = forward_class(node)
     if forward is None:
         return False
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if in_several_processes():
         return True  # other processes do not run a shadow, so it would wait for them forever
     return not forward.__module__.startswith("torch.") and is_unknown(node)
 

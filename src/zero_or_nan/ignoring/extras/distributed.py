@@ -69,6 +69,10 @@ class Distributed(Form):
     def here(self, tensor: Any) -> Any:
         return None if any(placement.is_partial() for placement in tensor.placements) else tensor._local_tensor
 
+    def terms_here(self, tensor: Any) -> Any:
+        unknown = any(each.is_partial() and each.reduce_op not in ("sum", "avg") for each in tensor.placements)
+        return None if unknown else tensor._local_tensor
+
     def not_zero(self, tensor: Any) -> Tensor:
         return whole(tensor) != 0
 
