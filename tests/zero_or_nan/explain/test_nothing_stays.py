@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+import warnings
 import weakref
 from collections import Counter
 
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain
+from zero_or_nan.explain.program.tensors import without_warnings
 
 
 def of_pytorch():
@@ -136,6 +138,28 @@ def test_two_threads():
             lambda: work("sqrt", lambda: torch.tensor([0.0], requires_grad=True).sqrt().sum()),
         )
     assert reports == {"log": ["log"], "sqrt": ["sqrt"]} and report.ok and not report.passes
+
+
+def test_the_filters_of_warnings_after_two_threads():
+    """Each silences itself alone, whichever ends first."""
+    steps = threading.Barrier(2, timeout=20)
+
+    def work(ends_first):
+        with without_warnings():
+            steps.wait()
+            warnings.warn("of a thread that is silent", stacklevel=1)
+            if not ends_first:
+                steps.wait()
+        if ends_first:
+            steps.wait()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = list(warnings.filters)
+        in_threads(lambda: work(True), lambda: work(False))
+        warnings.warn("of this thread", stacklevel=1)
+        assert list(warnings.filters) == before
+    assert [str(each.message) for each in caught] == ["of this thread"]
 
 
 def steps():
