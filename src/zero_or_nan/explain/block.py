@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Literal
 
 from .probe.probing import probe
@@ -77,11 +78,15 @@ class explain:  # noqa: N801
         if self._watch is not None:
             raise RuntimeError("this watch is on already: make another with explain()")
         self._watch = Watch(Report(), self.on_nan == "raise")
+        self._interrupted = weakref.finalize(self, self._watch.end)  # Ctrl-C may come before or in `__exit__`
+        self._interrupted.atexit = False
         return self._watch.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        watch, self._watch = self._watch, None
+        watch = self._watch
         assert watch is not None
         watch.end()
+        self._watch = None
+        self._interrupted.detach()
         if kind is None and self.on_nan == "raise" and not watch.report.ok:
             raise NotFiniteError(watch.report)

@@ -1,11 +1,14 @@
 """After a block nothing of it is left: no patch, mode, or hook, no tensor of the user's; and memory stays bounded."""
 
+import contextlib
 import gc
+import sys
 import threading
 import time
 import warnings
 import weakref
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
+import zero_or_nan
 from zero_or_nan import explain
 from zero_or_nan.explain.program.tensors import without_warnings
 
@@ -103,6 +107,46 @@ def test_whatever_ends_it(where, error):
         raise error
     report = report_of(lambda: spoiled()[1].backward())
     assert [origin.kind for origin in report] == ["contaminated"]
+
+
+def watched_block(x, optimizer):
+    with explain():
+        x.exp().sum().backward()
+
+
+@explain.on_failure
+def decorated_step(x, optimizer):
+    x.exp().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # while a generator is let go
+@pytest.mark.parametrize("run", [watched_block, decorated_step])
+def test_ctrl_c_at_any_call_of_ours(run):
+    """Python looks for signals where a function begins. PyTorch's own functions may leave a mode, and are left out."""
+    ours = str(Path(zero_or_nan.__file__).parent)
+    left: list[int] = []
+
+    def interrupt(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(ours):
+            left[0] -= 1
+            if not left[0]:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+
+    x = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=0.1)
+    before, count = of_pytorch(), 0
+    while not left or left[0] <= 0:
+        count += 1
+        left[:] = [count]
+        with contextlib.suppress(KeyboardInterrupt):
+            sys.settrace(interrupt)
+            run(x, optimizer)
+        sys.settrace(None)
+        for one, other in zip(of_pytorch(), before, strict=True):
+            assert one is other or one == other, count
+    assert count > 50
 
 
 def test_one_watch_is_entered_once():

@@ -6,6 +6,7 @@ To read them takes operators of PyTorch. `unseen` keeps these out of sight of th
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import warnings
@@ -30,6 +31,7 @@ from ...ignoring.inside import (
     part_here,
     pop_mode,
     push_mode,
+    set_recording,
     shared_forms,
     stored,
     stored_at,
@@ -287,9 +289,25 @@ def are_finite(values: Any) -> bool:
     return all(is_finite(here) for here in map(numbers_of, tensors_in(values)) if here is not None)
 
 
+def unrecorded(function: Callable[..., T]) -> Callable[..., T]:
+    """The same as `torch.no_grad()`, except that Ctrl-C cannot leave the recording off."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> T:
+        recording = torch.is_grad_enabled()
+        try:
+            set_recording(False)
+            return function(*args)
+        finally:
+            set_recording(recording)
+
+    return run
+
+
+@unrecorded
 def are_finite_at_once(tensors: Iterable[Tensor]) -> bool:
     """Whether all tensors are finite. The answer is fetched from their device at once."""
-    with unseen(), torch.no_grad():  # otherwise a surrounding `explain` would watch these sums
+    with unseen():  # otherwise a surrounding `explain` would watch these sums
         small: list[Tensor] = []
         large: list[Tensor] = []
         others: list[Tensor] = []

@@ -52,13 +52,15 @@ class Forward(TorchFunctionMode):
         return self in function_modes()
 
     def leave(self) -> None:
-        """Leave from any position in the stack: blocks in generators end in any order, and in any thread."""
+        """Leave from any position in the stack: blocks in generators end in any order, and in any thread.
+
+        After Ctrl-C this mode may be there twice: PyTorch puts it back after each call.
+        """
         above = []
         while self.is_on():
             mode = _pop_mode()
-            if mode is self:
-                break
-            above.append(mode)
+            if mode is not self:
+                above.append(mode)
         for mode in reversed(above):
             _push_mode(mode)
 
@@ -140,9 +142,9 @@ class Forward(TorchFunctionMode):
     def after(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
         """Check what a function returned. A single finite tensor, the usual case, takes the shortest way."""
         recording = torch.is_grad_enabled()
-        if recording:
-            set_recording(False)
         try:
+            if recording:  # within, because Ctrl-C may come between any two lines
+                set_recording(False)
             if self.findings.unconsumed:
                 self.findings.consume((args, kwargs))
             if plan.in_place:

@@ -32,7 +32,7 @@ from ..report.report import NotFiniteError, Report
 from .backward import Backward, Request
 from .forward import Forward
 from .regions import FIXED_UNCOMPILED, NOT_INSIDE, Regions
-from .shadow import Sandbox
+from .shadow import Sandbox, function_modes
 
 NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
 NOT_IN_BATCHES = "a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"
@@ -66,6 +66,9 @@ class Watch:
         self.running: Backward | None = None
 
     def __enter__(self) -> Report:
+        for mode in function_modes():
+            if isinstance(mode, Forward) and mode.scope.is_over:
+                mode.leave()  # of a generator that another thread has closed
         self.patches.put_on()
         self.forward.__enter__()
         return self.report
@@ -156,6 +159,8 @@ class Watch:
         """End the watch, whatever ended the block, and complete the report."""
         put_back(self.patches)
         self.forward.leave()
+        if self.scope.is_over:
+            return  # it was interrupted, and ends once more
         self.scope.is_over = True
         free_deep_graphs()
         with self.mistakes.noted("the end"):
