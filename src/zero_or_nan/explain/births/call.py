@@ -377,19 +377,18 @@ def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change
         at: the position of the result among the results.
         change: puts finite numbers in place of the operands' NaN and infinities that the elements were not made of.
     """
-    written = call.infinite_number()
+    written, optimizer = call.infinite_number(), optimizer_here()
     here = numbers_of(result)
-    if written is not None and is_nan(written):
-        return describe("given", call, result, entries, str(written))
+    if written is not None and (is_nan(written) or optimizer):
+        return describe("given", call, result, entries, str(written), optimizer=optimizer)
     if written is not None and not (here is not None and bool((here.isnan() & entries).any())):
         return describe("meant", call, result, entries, str(written), infinite=written)
     born = first_born_in(call, entries, change)
     too_large = _only_too_large(call, entries, at, born, result, change)
     text = born.text if born is not None else ""
     of_large = born is not None and born.of_large
-    optimizer = optimizer_here()
-    if optimizer:
-        text = text.removeprefix("1 + ")  # 1 in place of the parameter, of which there is no copy from before
+    if any(result is each for each in tensors_in(call.args[:1])):  # it was overwritten, and 1 is in its place
+        text = text.removeprefix("1 + ") if text.startswith("1 + ") else ""
     more = {"too_large": too_large, "of_large": of_large, "optimizer": optimizer}
     return describe("made", call, result, entries, text, **more)
 
