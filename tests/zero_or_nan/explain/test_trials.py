@@ -360,3 +360,10 @@ def test_calls_that_refuse_to_run_again_get_advice(first, monkeypatch):
     monkeypatch.setattr(trial, "lost_on_the_way", refused)
     origin = first(leaf([0.0]) + "x.log().sum().backward()")
     assert origin.replaces is None and origin.remedy.startswith("# the numbers of this call are not known any more")
+
+
+def test_the_numbers_beside_a_remedy_are_those_of_the_element_that_failed(first):
+    origin = first(leaf([1.0, 2.0, 1e-30]) + "y = (x * x).sqrt()\ny.sum().backward()")
+    assert origin.exact.startswith("and its exact derivative is 1: ") and "value 1e-30" in origin.remedy
+    origin = first(leaf([1.0, 2.0, 0.0]) + "y = x.sqrt()\ny.sum().backward()")
+    assert "the slope at 0 is 0. Tried on your numbers: value 0, gradient 0" in origin.remedy

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import any_of, is_region, is_sparse
 from ..program.code import buffers_of, is_loading, overwritten_by
-from ..program.tensors import is_finite, not_finite, numbers_of, tensors_in, unreadable_layout
+from ..program.tensors import is_finite, node_of, not_finite, numbers_of, tensors_in, unreadable_layout
 from .call import (
     Call,
     Change,
@@ -30,7 +30,7 @@ from .call import (
     of_infinities,
     was_there,
 )
-from .findings import COMPILED, Findings, node_of, note_call, note_passed
+from .findings import COMPILED, Findings, note_call, note_passed
 from .provenance import LEAVES_OUT, NANS, OTHERS, Birth, Provenance, all_births, joined, without
 
 

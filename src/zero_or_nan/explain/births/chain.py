@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...ignoring.inside import tree_map, tree_map_only
-from ..program.tensors import on_copies, rerun, without_side_effects
+from ..program.tensors import node_of, on_copies, rerun, without_side_effects
 from .call import Call
 
 DEPTH = 12
@@ -144,7 +144,7 @@ def chain_of(call: Call, has_gradient: bool, computed_by: Callable[[Tensor], Cal
             detached[id(tensor)] = copy = tensor.detach()
             if tensor.requires_grad and has_gradient:
                 chain.wanted.add(id(copy))
-            is_leaf = tensor.requires_grad and tensor.is_leaf
+            is_leaf = tensor.requires_grad and node_of(tensor) is None
             before = computed_by(tensor) if depth and not is_leaf else None
             if before is not None:
                 chain.made[id(copy)] = copy, of(before, depth - 1)

@@ -29,7 +29,7 @@ from ...ignoring.inside import (
     saw,
 )
 from ..program.code import Place, is_recomputed, printable
-from ..program.tensors import BadElements, address, bad_numbers_of, memory, tensors_in
+from ..program.tensors import BadElements, address, bad_numbers_of, memory, node_of, tensors_in
 from .call import Call
 from .chain import DEPTH, Chain, chain_of
 from .provenance import Birth, Provenance, Provenances, all_births
@@ -340,17 +340,6 @@ HOOKS: list[Any] = []
 
 Carried = dict[int, list[tuple[Birth, Tensor]]]
 """By output of a node: births, each with its elements, as a tensor that is True there."""
-
-
-def node_of(tensor: Tensor) -> Any:
-    """The node of a tensor in the graph, or None.
-
-    Under `no_grad`, a view of a leaf may be written to. PyTorch then refuses to say whether the view has a node.
-    """
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        return None
 
 
 def note_call(node: Any, name: str, place: Place) -> None:

@@ -139,8 +139,8 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "divergence#what-to-do",
     ),
     ("bad input", "step"): Remedy(
-        "# an option of the optimizer is not finite, such as lr: check its schedule\n"
-        'rates = [group["lr"] for group in optimizer.param_groups]',
+        "# an option of the optimizer is not finite, such as lr: print the options in\n"
+        "# optimizer.param_groups, and check the schedule of the learning rate",
         "divergence#what-to-do",
     ),
     ("undefined", "linalg_svd"): Remedy(
