@@ -248,6 +248,11 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# check the tensor before this line",
         "find-it-in-your-model#bad-input",
     ),
+    ("bad input", "torch.func"): Remedy(
+        "# explain does not look into transforms. Compute the same number with\n"
+        "# torch.autograd.grad and create_graph=True: explain sees these passes",
+        "find-it-in-your-model#bad-input",
+    ),
     ("bad input", "uninitialized memory"): Remedy(
         "# uninitialized: as far as explain saw, nothing has written all of this memory\n"
         "x = torch.zeros(shape)  # torch.empty leaves the memory as it is",
@@ -341,7 +346,7 @@ def remedy(
         pass  # it matters more than the dtype
     elif kind == "overflow" and dtype == "float16":
         operator = "float16"
-    elif kind == "bad input" and operands.endswith(UNREADABLE):
+    elif kind == "bad input" and operands.endswith(UNREADABLE) and (kind, operator) not in REMEDIES:
         operator = "an unreadable tensor"
     elif (kind, operator) not in REMEDIES or (kind, phase) == ("overflow", "backward"):
         kind = kind if fits is None else "overflow"

@@ -91,7 +91,7 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
     if not chains or sum(tensor.numel() for tensor in chains[0].call.tensors()) > MOST_ELEMENTS:
         return NOTHING_TRIED
     try:
-        with extra():
+        with extra(), torch.enable_grad():
             return advise([chain.checked() for chain in chains])
     except Exception as error:  # code of the user's may be in the chain, and may refuse to run again
         if Mistakes.are_raised and isinstance(error, (NameError, AttributeError, KeyError, AssertionError)):

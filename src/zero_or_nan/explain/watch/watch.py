@@ -88,7 +88,10 @@ class Watch:
         for things, note in ((roots, NOT_IN_TRANSFORMS), (args[0], NOT_IN_BATCHES)):
             if any(map(is_wrapped, tensors_in(things))):
                 self.report.note(note)
-                return run(roots, *args, **kwargs)
+                results = run(roots, *args, **kwargs)
+                with self.mistakes.noted("a transform"), unseen(), torch.no_grad():
+                    self.forward.attribution.came_out(results, self.places.here())
+                return results
         if self.sandbox.is_entered:
             return self.sandbox.run(run, roots, *args, **kwargs)
         if is_extra():  # of a watch inside of this one, or around it
@@ -168,7 +171,7 @@ class Watch:
         """What a training step has made of leaves since their last pass: no pass after it tells of that."""
         reached: dict[Birth, tuple[list[Tensor | str], tuple[str, ...]]] = {}
         for leaf in [known() for known in self._leaves.values() if self.findings.provenances]:
-            provenance = None if leaf is None else self.findings.of_bad(leaf)
+            provenance = None if leaf is None else self.findings.of_bad(leaf.detach())
             if leaf is None or provenance is None:
                 continue
             for birth, path in provenance.paths.items():
@@ -183,7 +186,7 @@ class Watch:
         self.forward.leave()
         self.scope.is_over = True
         free_deep_graphs()
-        with self.mistakes.noted("the end"), unseen(), torch.no_grad():
+        with self.mistakes.noted("the end"), unseen():
             found = self._written() if self.report.passes else diagnose_results(self.findings.unconsumed.values())
             if found:
                 self.narration.add(found, Names(users_frame(), self._called()))
