@@ -367,3 +367,9 @@ def test_the_numbers_beside_a_remedy_are_those_of_the_element_that_failed(first)
     assert origin.exact.startswith("and its exact derivative is 1: ") and "value 1e-30" in origin.remedy
     origin = first(leaf([1.0, 2.0, 0.0]) + "y = x.sqrt()\ny.sum().backward()")
     assert "the slope at 0 is 0. Tried on your numbers: value 0, gradient 0" in origin.remedy
+
+
+def test_advice_is_tried_where_backward_runs_under_no_grad(first):
+    source = "p = (x * 300).softmax(0)\nloss = (p * p.log()).sum()\nwith torch.no_grad():\n    loss.backward()"
+    origin = first(leaf([1.0, 2.0]) + source)
+    assert origin.kind == "overflow" and "log_softmax(x * 300, dim=0)" in origin.remedy

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...functions.numerics import numerics_of
-from ...ignoring.inside import any_of, has_wrapper, inside_wrapper, is_region, is_sparse, is_wrapped
+from ...ignoring.inside import any_of, has_wrapper, inside_wrapper, is_region, is_sparse, unwrapped
 from ..program.code import Place, buffers_of, is_loading, is_transforming, overwritten_by
 from ..program.tensors import bad_numbers_of, is_finite, node_of, not_finite, numbers_of, tensors_in, unreadable_layout
 from .call import (
@@ -151,12 +151,16 @@ class Attribution:
         return birth
 
     def came_out(self, results: Any, place: Place) -> None:
-        """Look at the gradients that a pass hands to a transform of `torch.func` in which there is no other."""
+        """Look at the gradients that a pass hands to a transform of `torch.func`.
+
+        The outermost transform returns its gradients. Those of another one may be left out by the next.
+        """
         for result in filter(has_wrapper, tensors_in(results)):
-            tensor = inside_wrapper(result)
-            here = None if is_wrapped(tensor) else bad_numbers_of(tensor)
+            tensor, is_returned = unwrapped(result), not has_wrapper(inside_wrapper(result))
+            here = bad_numbers_of(tensor)
             if here is not None:
-                self.findings.keep_result(tensor, Provenance({self._out_of_transform(tensor, here, place): ()}))
+                keep = self.findings.keep_result if is_returned else self.findings.provenances.keep
+                keep(tensor, Provenance({self._out_of_transform(tensor, here, place): ()}))
 
     def _out_of_transform(self, tensor: Tensor, here: Tensor, place: Place) -> Birth:
         call = Call(None, _TRANSFORM, place)
