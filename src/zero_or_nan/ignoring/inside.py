@@ -35,6 +35,7 @@ from ..functions.graph import Edge as Edge
 from ..functions.graph import Graph as Graph
 from ..functions.graph import can_be_read_again as can_be_read_again
 from ..functions.graph import forward_class as forward_class
+from ..functions.graph import hooks_of as hooks_of
 from ..functions.graph import is_region as is_region
 from ..functions.graph import run as run
 from ..functions.graph import saved_tensors as saved_tensors

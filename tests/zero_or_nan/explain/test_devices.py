@@ -127,6 +127,19 @@ def test_function_transforms():
     assert report.ok and any("torch.func" in note for note in report.notes)
 
 
+def test_the_same_line_inside_of_a_transform_and_outside():
+    """The tensors of a transform have no memory to ask for."""
+
+    def loss_of(x):
+        return torch.where(x > 9, x, (x - x.detach()).sqrt()).mean()
+
+    x = torch.ones(3, 2, requires_grad=True)
+    with explain() as report:
+        torch.func.vmap(torch.func.grad(loss_of))(x.detach())
+        loss_of(x).backward()
+    assert told(report) == [("undefined", "backward", "sqrt")]
+
+
 SCRIPT = """
 import json, sys
 import torch

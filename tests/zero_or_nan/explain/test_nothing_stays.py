@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+import warnings
 import weakref
 from collections import Counter
 
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain
+from zero_or_nan.explain.program.tensors import without_warnings
 
 
 def of_pytorch():
@@ -138,6 +140,28 @@ def test_two_threads():
     assert reports == {"log": ["log"], "sqrt": ["sqrt"]} and report.ok and not report.passes
 
 
+def test_the_filters_of_warnings_after_two_threads():
+    """Each silences itself alone, whichever ends first."""
+    steps = threading.Barrier(2, timeout=20)
+
+    def work(ends_first):
+        with without_warnings():
+            steps.wait()
+            warnings.warn("of a thread that is silent", stacklevel=1)
+            if not ends_first:
+                steps.wait()
+        if ends_first:
+            steps.wait()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = list(warnings.filters)
+        in_threads(lambda: work(True), lambda: work(False))
+        warnings.warn("of this thread", stacklevel=1)
+        assert list(warnings.filters) == before
+    assert [str(each.message) for each in caught] == ["of this thread"]
+
+
 def steps():
     with explain() as report:
         for _ in range(2):
@@ -203,3 +227,30 @@ def test_a_long_loop(spoils_at):
         late = ours()
     assert len(report) == (0 if spoils_at is None else 1)
     assert late < early + 250  # memory that was given back is swept from time to time; a step would keep one at least
+
+
+@pytest.mark.parametrize("function", [torch.square, lambda y: torch.where(y > 0, y.log(), y * 0), torch.sqrt])
+def test_a_saved_tensor_is_unpacked_as_often_as_without_the_watch(function):
+    """An offloader hands each tensor out once."""
+
+    def train():
+        store, unpacked = {}, []
+
+        def pack(tensor):
+            store[len(store)] = tensor.detach().clone()
+            return len(store) - 1
+
+        def unpack(key):
+            unpacked.append(key)
+            return store.pop(key)
+
+        x = torch.tensor([0.0, 1.0], requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            loss = function(x * 1).sum()
+        loss.backward()
+        return unpacked
+
+    with explain() as report:
+        watched = train()
+    assert watched == train()
+    assert report.ok == (function is torch.square)

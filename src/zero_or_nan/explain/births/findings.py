@@ -24,6 +24,7 @@ from ...ignoring.inside import (
     REPORT,
     TELLS_OF_HOOKS,
     can_be_read_again,
+    hooks_of,
     is_pytorchs,
     saved_tensors,
     saw,
@@ -332,6 +333,9 @@ _PASSES = "zero_or_nan.passes"
 _READABLE = "zero_or_nan.readable"
 """The key for whether its saved tensors can be read without running a hook. Newer releases of PyTorch know this."""
 
+_USES_HOOKS = "zero_or_nan.hooks"
+"""The key for whether a hook of the user's had packed its saved tensors. Newer releases of PyTorch know this, too."""
+
 _REGION = "zero_or_nan.region"
 """The key for the call of a compiled region that the node comes from."""
 
@@ -350,6 +354,7 @@ def note_call(node: Any, name: str, place: Place) -> None:
         saw(node)
         if not TELLS_OF_HOOKS:
             known[_READABLE] = not HOOKS
+            known[_USES_HOOKS] = any(map(is_users, (hooks.unpack_hook for hooks in HOOKS)))
 
 
 def note_derivative(node: Any, caller: Any, name: str, place: Place) -> None:
@@ -395,6 +400,16 @@ def passed_by(node: Any) -> tuple[Birth, ...]:
 def can_run_again(node: Any) -> bool:
     """Whether a node's derivative may be run once more. PyTorch's own can; others may have any side effect."""
     return is_pytorchs(node) and can_be_read_again(node, node.metadata.get(_READABLE, False))
+
+
+def runs_hook(node: Any) -> bool:
+    """Whether a node's derivative runs a hook of the user's, which may hand out a saved tensor only once."""
+    return any(map(is_users, hooks_of(node))) or bool(node.metadata.get(_USES_HOOKS, False))
+
+
+def is_users(hook: Any) -> bool:
+    """Whether a hook on saved tensors is not PyTorch's own, as those of checkpoints and of `save_on_cpu` are."""
+    return not str(getattr(hook, "__module__", "")).startswith("torch.")
 
 
 def saved_by(node: Any) -> Iterator[Tensor]:

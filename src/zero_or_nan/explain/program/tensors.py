@@ -10,7 +10,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -392,9 +392,30 @@ def without_side_effects() -> Iterator[None]:
     """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     alone = _Alone() if in_several_processes() else nullcontext()
-    with unseen(), alone, torch.random.fork_rng(devices=list(devices)), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with unseen(), alone, torch.random.fork_rng(devices=list(devices)), without_warnings():
         yield
+
+
+class _OfThisThread:
+    """The pattern of a filter that matches each warning of one thread."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+    def match(self, text: str) -> bool:
+        return threading.get_ident() == self.thread
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """While entered, this thread shows no warning. `warnings.catch_warnings` puts back what other threads changed."""
+    only_here: Any = ("ignore", _OfThisThread(), Warning, None, 0)
+    warnings.filters.insert(0, only_here)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # another thread has put back the filters of before
+            warnings.filters.remove(only_here)  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from ...ignoring.inside import is_sparse, set_recording
+from ...ignoring.inside import is_sparse, is_wrapped, set_recording
 from ..births.attribution import Attribution, Result
 from ..births.call import Call, casts_on, come_in, describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, note_call
@@ -178,8 +178,8 @@ class Forward(TorchFunctionMode):
 
     def _is_worth_keeping(self, plan: Plan, result: Tensor) -> bool:
         """Whether a call may have to run again. In backward, a tensor that is kept would be copied by PyTorch."""
-        computes = not plan.in_place and plan.numerics.makes == "numbers"
-        return computes and result.is_floating_point() and not self.findings.births.in_backward
+        computes = not plan.in_place and plan.numerics.makes == "numbers" and result.is_floating_point()
+        return computes and not self.findings.births.in_backward and not is_wrapped(result)
 
     def applied(self, kind: type, args: Any, result: Any, inside: list[Birth]) -> None:
         """Check what the user's `autograd.Function` returned. Births inside of it count as its own."""
