@@ -196,3 +196,14 @@ def test_what_does_no_harm_after_the_last_pass_is_not_told():
     for program in (restored, left_out, ignored):
         report = report_of(program)
         assert report.ok, report
+
+
+def test_a_step_adds_nothing_to_what_its_gradient_is_told_of():
+    w = torch.zeros(2, requires_grad=True)
+
+    def program():
+        torch.where(w > 0, w.sqrt(), 0).sum().backward()
+        torch.optim.SGD([w], lr=0.1).step()
+
+    assert told(report_of(program)) == [("contaminated", "sqrt", "")]
+    assert w.isnan().all()
