@@ -202,8 +202,8 @@ def test_a_step_adds_nothing_to_what_its_gradient_is_told_of():
     w = torch.zeros(2, requires_grad=True)
 
     def program():
-        torch.where(w > 0, w.sqrt(), 0).sum().backward()
+        torch.where(w > 0, w.log(), 0).sum().backward()
         torch.optim.SGD([w], lr=0.1).step()
 
-    assert told(report_of(program)) == [("contaminated", "sqrt", "")]
+    assert told(report_of(program)) == [("contaminated", "log", "")]
     assert w.isnan().all()
