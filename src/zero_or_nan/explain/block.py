@@ -36,7 +36,10 @@ class explain:  # noqa: N801
 
     If a compiled region gives a NaN or an infinity, in forward or in backward, `explain` runs the graph of the region a
     second time, uncompiled and on copies, and reports the line inside of it. The results stay those of the compiled
-    code. `explain` does not look into code that `torch.func` transforms.
+    code. `explain` does not look into code that `torch.func` transforms: it reports the line of the transform.
+
+    A parameter may stop being finite though every gradient was finite, because of an optimizer's step, or of a change
+    that your code made. If no backward pass follows in the block, the report names it when the block ends.
 
     Args:
         on_nan: with "report", the block continues. With "raise", `NotFiniteError` is raised at the end of the backward

@@ -30,7 +30,7 @@ from ...ignoring.inside import (
     saw,
 )
 from ..program.code import Place, is_recomputed, printable
-from ..program.tensors import BadElements, address, bad_numbers_of, memory, tensors_in
+from ..program.tensors import BadElements, address, bad_numbers_of, memory, node_of, tensors_in
 from .call import Call
 from .chain import DEPTH, Chain, chain_of
 from .provenance import Birth, Provenance, Provenances, all_births
@@ -142,12 +142,13 @@ class Births:
 
 
 class Step(NamedTuple):
-    """A call, what it gave, the node of the result, and the size of the operands in bytes."""
+    """A call, what it gave, the node of the result, the operands' size in bytes, and the order of a derivative."""
 
     call: Call
     result: weakref.ref[Tensor]
     node: Any
     size: int
+    order: int = 1
 
 
 class History:
@@ -198,8 +199,10 @@ class History:
         return None if step is None else step.call
 
     def of_node(self, node: Any) -> Step | None:
-        """The call whose derivative a node computes."""
-        return self._by_node.get(node)
+        """The call whose derivative a node computes, with the order of this derivative."""
+        forward, order = node.metadata.get(_DERIVED, (node, 1))
+        step = self._by_node.get(forward)
+        return None if step is None else step._replace(order=order)
 
     def note_birth(self, birth: Birth, step: Step | None) -> None:
         """Note in which call a number was born."""
@@ -223,7 +226,7 @@ class History:
             if len(found) <= DEPTH and any(id(tensor) in results for tensor in later.call.tensors()):
                 found.append(later)
                 results.add(id(later.result()))
-        return [chain_of(each.call, each.node is not None, self._call_of) for each in found]
+        return [chain_of(each.call, each.node is not None, self._call_of, step.order) for each in found]
 
     def comparison(self, birth: Birth) -> list[Chain]:
         """The call that compares a target with a prediction, and those that used its result, if the target has a birth.
@@ -318,6 +321,9 @@ class Findings:
 CALLED = "zero_or_nan.called"
 """The key in a node's metadata for the function and the place of its forward call."""
 
+_DERIVED = "zero_or_nan.derived"
+"""The key, in a node that a pass recorded, for the node of the forward call and the order of the derivative."""
+
 _CARRIES = "zero_or_nan.carries"
 """The key for the elements of each output that are not finite, with their births."""
 
@@ -340,17 +346,6 @@ Carried = dict[int, list[tuple[Birth, Tensor]]]
 """By output of a node: births, each with its elements, as a tensor that is True there."""
 
 
-def node_of(tensor: Tensor) -> Any:
-    """The node of a tensor in the graph, or None.
-
-    Under `no_grad`, a view of a leaf may be written to. PyTorch then refuses to say whether the view has a node.
-    """
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        return None
-
-
 def note_call(node: Any, name: str, place: Place) -> None:
     """Write on a node which call it comes from. The first call counts."""
     known = node.metadata
@@ -360,6 +355,13 @@ def note_call(node: Any, name: str, place: Place) -> None:
         if not TELLS_OF_HOOKS:
             known[_READABLE] = not HOOKS
             known[_USES_HOOKS] = any(map(is_users, (hooks.unpack_hook for hooks in HOOKS)))
+
+
+def note_derivative(node: Any, caller: Any, name: str, place: Place) -> None:
+    """Write on a node that a pass recorded which call's derivative it differentiates. The node of the call knows it."""
+    note_call(node, name, place)
+    forward, order = caller.metadata.get(_DERIVED, (caller, 1))
+    node.metadata[_DERIVED] = forward, order + 1
 
 
 def note_passed(node: Any, provenances: Iterable[Provenance]) -> None:

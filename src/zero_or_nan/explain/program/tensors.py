@@ -131,6 +131,17 @@ def each_in(things: Any, kind: type[T]) -> list[T]:
     return found
 
 
+def node_of(tensor: Tensor) -> Any:
+    """The node of a tensor in the graph, or None.
+
+    Under `no_grad`, a view of a leaf may be written to. PyTorch then refuses to say whether the view has a node.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def here_of(tensor: Tensor) -> Any:
     """The part that this process has of a tensor in several processes, and any other tensor as it is."""
     part = part_here(tensor)

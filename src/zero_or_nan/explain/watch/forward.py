@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from ...ignoring.inside import is_sparse, is_wrapped, set_recording
 from ..births.attribution import Attribution, Result
 from ..births.call import Call, casts_on, come_in, describe, recovered
-from ..births.findings import Findings, Mistakes, Scope, node_of, note_call
+from ..births.findings import Findings, Mistakes, Scope, note_call
 from ..births.provenance import Birth, Provenance, joined
 from ..program.code import Place, Places, Plan, is_recoverable, plan_of
-from ..program.tensors import bad_numbers_of, is_finite, is_shared, not_finite, numbers_of, tensors_in, unseen
+from ..program.tensors import bad_numbers_of, is_finite, is_shared, node_of, not_finite, numbers_of, tensors_in, unseen
 from .regions import Regions
 from .shadow import Sandbox, function_modes, functions_seen
 
