@@ -206,9 +206,9 @@ def _without_examples(example: Case, inputs: Sequence[Input], parameters: Sequen
         classes = len(counts)
         is_for_each = counts.dim() == 1 and classes in sizes and len(labels) != classes > max(3, int(labels.max()))
         if is_for_each and int(counts.min()) > 0:
-            absent = [number for number in range(classes) if not bool((labels == number).any())]
-            rarest = min(absent or range(classes), key=counts.__getitem__)
-            others = torch.where(labels == rarest, int(counts.argmax()), labels)
+            is_absent = ~torch.isin(torch.arange(classes), labels.cpu())
+            rarest = int(counts.cpu().masked_fill(~is_absent & is_absent.any(), int(counts.max()) + 1).argmin())
+            others = labels.masked_fill(labels == rarest, (rarest + 1) % classes)
             change = Change(at, lambda _, x=counts, part=rarest: _filled(x, part, 0))  # type: ignore[misc]
             yield Candidate(example.with_input(of, others), (change,))
 

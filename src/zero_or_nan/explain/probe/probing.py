@@ -43,7 +43,7 @@ TIME_IS_UP = "the search was stopped after {:g} seconds, and some inputs were no
 _OTHERS = {"norm", "linalg_vector_norm", "std", "var", "atan2", "normalize", "pdist", "cdist", "cosine_similarity"}
 """Functions with an edge at equal or zero operands, which is no end of a domain."""
 
-_STEPS, _PARTS = 12, 48
+_STEPS, _TRIES = 12, 48
 """How many steps go towards an edge, and how many tries are between the last case before it and the first beyond."""
 
 _OVERSHOOT = 1.5
@@ -136,11 +136,7 @@ class Search:
     def _towards(self, edges: Sequence[Edge]) -> Iterator[Candidate]:
         """Cases that the gradient leads to, for each call that has not failed yet."""
         for number, edge in enumerate(edges):
-            cases = towards(
-                self.loss,
-                self.kinds,
-                functools.partial(_gaps_at, number),
-            )
+            cases = towards(self.loss, self.kinds, functools.partial(_gaps_at, number))
             while edge in self.report.searched and (case := next(cases, None)) is not None:
                 yield Candidate(case)
 
@@ -263,7 +259,7 @@ def towards(
     case, inside, beyond, count = loss.example, loss.example, None, 0
     moved = [at for at, kind in enumerate(kinds) if kind == "numbers"]
     drawn = torch.Generator().manual_seed(0)
-    for number in range(_STEPS + _PARTS):
+    for number in range(_STEPS + _TRIES):
         calls = Calls()
         recorded = loss.recorded(case, calls)
         gaps = None if recorded is None else gaps_of(recorded[0], calls.found)
@@ -307,12 +303,13 @@ def _gaps_at(number: int, loss: Tensor, calls: list[Call]) -> Tensor | None:
 
 def _gaps(call: Call) -> Tensor | None:
     """How far the elements of an operand are from the edges of a function; None if the edges are no numbers."""
-    name, (low, high) = call.name, numerics_of(call.name).domain
-    operand = in_order(call)[name == "div"]
+    known = numerics_of(call.name)
+    operand = next(iter(in_order(call)[known.name == "div" :]), None)
     if not isinstance(operand, Tensor) or not operand.is_floating_point():
         return None
-    if name in ("div", "pow"):
+    if known.name in ("div", "pow"):
         return operand.abs().flatten()
+    low, high = known.domain
     gaps = [operand.flatten() - low] * (low != -math.inf) + [high - operand.flatten()] * (high != math.inf)
     return torch.cat(gaps) if gaps else None
 
