@@ -114,9 +114,9 @@ class Search:
         self.report.searched = list(dict.fromkeys(edges))
         fail_alone: set[Change] = set()  # what fails alone says nothing new together with another change
         likely = candidates(example, *self._inputs(), self.loss.used)
-        # Training brings the loss itself to 0, and then no triplet of a batch may count any more.
+        # Training brings the loss itself to 0, and then no triplet of a batch may count any more. All elements change.
         trained = map(Candidate, towards(self.loss, self.kinds, lambda loss, calls: loss.reshape(1)))
-        for candidate in itertools.chain(likely, trained, self._towards(edges[:MOST_EDGES])):
+        for candidate in itertools.chain(likely, self._towards(edges[:MOST_EDGES]), trained):
             if self._is_over():
                 return False
             if fail_alone.isdisjoint(candidate.changes) and self.loss.fails(candidate.case):
