@@ -118,6 +118,30 @@ def test_a_gradient_leads_where_no_special_input_does():
     assert [finding.function for finding in report.findings] == ["log"]
 
 
+@pytest.mark.parametrize(
+    ("function", "loss_fn"),
+    [
+        ("acos", lambda x: torch.acos(F.normalize(x, dim=0)[0].clamp(-1, 1))),
+        ("sqrt", lambda x: (1 - torch.minimum(2 * x[:1] + x[1:], torch.ones(1))).sqrt().mean()),
+        ("pow", lambda x: (4 - x.square().sum()).clamp(min=0).pow(0.3)),
+    ],
+)
+def test_a_gradient_leads_to_the_end_of_a_clamp(function, loss_fn):
+    """A clamp passes no gradient on from beyond its end, so nothing fails there."""
+    report = explain.probe(loss_fn, wants(0.25, -1.5))
+    assert [finding.function for finding in report.findings] == [function]
+
+
+def test_the_end_of_a_clamp_is_reached_from_most_examples():
+    """Halving the way alone reaches it from 5 of 12, because sums of neighbouring numbers skip the end."""
+
+    def loss_fn(x):
+        return (1 - 0.3 * x.square().sum(1)).clamp(min=0).sqrt().mean()
+
+    examples = (torch.randn(4, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(12))
+    assert sum(not explain.probe(loss_fn, x.requires_grad_()).ok for x in examples) > 7
+
+
 def test_whole_numbers_with_a_gradient_may_be_equal_to_a_target():
     """A predicted box has a gradient, so its corners count nothing, even if the example has whole numbers."""
     boxes, targets = wants([10.0, 20.0], [30.0, 50.0]), torch.tensor([[11.0, 23.0], [28.0, 55.0]])

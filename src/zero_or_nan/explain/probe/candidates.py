@@ -26,8 +26,8 @@ Kind = Literal[
 
 - flags: bools. labels: integers, of the range that the example has; they may be lengths too. choices: at most two
   different floats, 0 and 1, -1 and 1, or 0 and -inf. counts: other floats without a gradient that are whole numbers.
-- distributions: rows that are at least 0, and sum to 1. log-distributions: their logarithms. directions: rows of
-  length 1.
+- distributions: rows that are at least 0, and sum to 1, such as one-hot integers. log-distributions: their logarithms.
+  directions: rows of length 1.
 - fractions: between 0 and 1. Those with a gradient may grow, because what a model gives may start small.
 - positives: larger than 0. numbers: all other floats.
 - fixed: what is not changed, such as complex and empty tensors.
@@ -57,8 +57,8 @@ def kind_of(example: Tensor, is_data: bool = True) -> Kind:
     """What a tensor of the example is."""
     if not example.numel() or example.layout is not torch.strided or example.is_complex():
         return "fixed"
-    if not example.is_floating_point():
-        return "flags" if example.dtype is torch.bool else "labels"
+    if example.dtype is torch.bool:
+        return "flags"
     values = example.detach().double()
     if not bool(values.isfinite().all()):
         return "choices" if bool(((values == 0) | (values == -math.inf)).all()) else "fixed"
@@ -67,6 +67,8 @@ def kind_of(example: Tensor, is_data: bool = True) -> Kind:
     is_binary = values.dim() > 0 and bool(((values == 0) | (values.abs() == 1)).all())
     if has_rows and low >= 0 and _is_one(values.sum(-1)) and (values.dim() > 1 or not is_binary):
         return "distributions"
+    if not example.is_floating_point():
+        return "labels"
     if is_binary and (low >= 0 or bool((values != 0).all())):
         return "choices"
     if has_rows and high <= 0 and _is_one(values.exp().sum(-1)):
@@ -177,6 +179,7 @@ def candidates(
     ]
     singles = [Candidate(example, (change,)) for change in itertools.chain.from_iterable(each)]
     yield from (single for single in singles if not single.changes[0].grows)
+    yield from _without_examples(example, inputs, parameters)
     yield from _left_out(example, inputs, each, used)
     yield from (single for single in singles if single.changes[0].grows)
     sizes = {tensor.shape[0] for tensor in example.tensors if tensor.dim()}
@@ -189,6 +192,25 @@ def candidates(
     pairs.sort(key=lambda pair: pair[0].grows + pair[1].grows)
     for pair in pairs[:_MOST_PAIRS]:
         yield Candidate(example, pair)
+
+
+def _without_examples(example: Case, inputs: Sequence[Input], parameters: Sequence[Input]) -> Iterator[Candidate]:
+    """Cases in which a class has no examples: an integer that counts them is 0, and no label is this class.
+
+    Integers without a 0 may also be lengths or sizes, which are never 0. Counts have one for each class, not for each
+    row. Up to three integers may be a size.
+    """
+    sizes = {size for each in (*inputs, *parameters) if not each.is_data for size in each.value.shape}
+    whole = [(at, each.value) for at, each in enumerate(inputs) if each.kind == "labels" and each.value.dim()]
+    for (at, counts), (of, labels) in itertools.permutations(whole, 2):
+        classes = len(counts)
+        is_for_each = counts.dim() == 1 and classes in sizes and len(labels) != classes > max(3, int(labels.max()))
+        if is_for_each and int(counts.min()) > 0:
+            is_absent = ~torch.isin(torch.arange(classes), labels.cpu())
+            rarest = int(counts.cpu().masked_fill(~is_absent & is_absent.any(), int(counts.max()) + 1).argmin())
+            others = labels.masked_fill(labels == rarest, (rarest + 1) % classes)
+            change = Change(at, lambda _, x=counts, part=rarest: _filled(x, part, 0))  # type: ignore[misc]
+            yield Candidate(example.with_input(of, others), (change,))
 
 
 def _left_out(
@@ -249,7 +271,7 @@ def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]
     if kind in ("distributions", "directions"):  # rows with a single 1
         for axis in dict.fromkeys((0, row - 1)):
             yield change(functools.partial(_filled, torch.zeros_like(x), (..., axis), 1.0))
-    for other, tensor, of, _ in others:
+    for other, tensor, of, _ in others if x.is_floating_point() else ():
         if _may_be(kind, of) and (tensor.shape == x.shape or tensor.dim() > 1 and tensor.shape[-1] == row):
             yield change(functools.partial(_like, tensor, x, 1), f"{name} is equal to {other}")
             if kind in ("numbers", "directions"):

@@ -43,7 +43,10 @@ TIME_IS_UP = "the search was stopped after {:g} seconds, and some inputs were no
 _OTHERS = {"norm", "linalg_vector_norm", "std", "var", "atan2", "normalize", "pdist", "cdist", "cosine_similarity"}
 """Functions with an edge at equal or zero operands, which is no end of a domain."""
 
-_STEPS = 6
+_STEPS, _TRIES = 12, 48
+"""How many steps go towards an edge, and how many tries are between the last case before it and the first beyond."""
+
+_OVERSHOOT = 1.5
 _BISECTIONS = 8
 _MOST_PARTS = 64
 
@@ -111,9 +114,9 @@ class Search:
         self.report.searched = list(dict.fromkeys(edges))
         fail_alone: set[Change] = set()  # what fails alone says nothing new together with another change
         likely = candidates(example, *self._inputs(), self.loss.used)
-        # Training brings the loss itself to 0, and then no triplet of a batch may count any more.
-        trained = map(Candidate, towards(self.loss, self.kinds, lambda loss, calls: loss))
-        for candidate in itertools.chain(likely, trained, self._towards(edges[:MOST_EDGES])):
+        # Training brings the loss itself to 0, and then no triplet of a batch may count any more. All elements change.
+        trained = map(Candidate, towards(self.loss, self.kinds, lambda loss, calls: loss.reshape(1)))
+        for candidate in itertools.chain(likely, self._towards(edges[:MOST_EDGES]), trained):
             if self._is_over():
                 return False
             if fail_alone.isdisjoint(candidate.changes) and self.loss.fails(candidate.case):
@@ -133,7 +136,7 @@ class Search:
     def _towards(self, edges: Sequence[Edge]) -> Iterator[Candidate]:
         """Cases that the gradient leads to, for each call that has not failed yet."""
         for number, edge in enumerate(edges):
-            cases = towards(self.loss, self.kinds, functools.partial(_gap_of, number))
+            cases = towards(self.loss, self.kinds, functools.partial(_gaps_at, number))
             while edge in self.report.searched and (case := next(cases, None)) is not None:
                 yield Candidate(case)
 
@@ -239,55 +242,76 @@ def _is_far(call: Call) -> bool:
     return isinstance(number, (int, float)) and number != 0 and (call.name == "div" or number == int(number) > 0)
 
 
-def towards(loss: Loss, kinds: Sequence[Kind], gap_of: Callable[[Tensor, list[Call]], Tensor | None]) -> Iterator[Case]:
-    """Cases in which a number comes nearer to 0, and passes it.
+def towards(
+    loss: Loss, kinds: Sequence[Kind], gaps_of: Callable[[Tensor, list[Call]], Tensor | None]
+) -> Iterator[Case]:
+    """Cases in which the least gap above 0 gets smaller, until fewer gaps are left, and then cases in between.
+
+    If nothing fails beyond an edge, a clamp may hold the operand there. A clamp passes a gradient on at its end, but
+    not beyond: `acos(x.clamp(-1, 1))` fails only if x is exactly 1. Sums of neighbouring numbers are rounded in many
+    ways, so each element goes a part of the way that is drawn by chance.
 
     Args:
         loss: the loss.
         kinds: those of the inputs.
-        gap_of: gives the number for a loss and its calls with an edge, in order of time; None if there is none.
+        gaps_of: gives the gaps for a loss and its calls with an edge, in order of time; None if there are none.
     """
-    case = loss.example
+    case, inside, beyond, count = loss.example, loss.example, None, 0
     moved = [at for at, kind in enumerate(kinds) if kind == "numbers"]
-    for _ in range(_STEPS):
+    drawn = torch.Generator().manual_seed(0)
+    for number in range(_STEPS + _TRIES):
         calls = Calls()
         recorded = loss.recorded(case, calls)
-        if recorded is None or not moved:
+        gaps = None if recorded is None else gaps_of(recorded[0], calls.found)
+        if recorded is None or gaps is None or not moved:
             return
-        now, given = recorded
-        gap = gap_of(now, calls.found)
-        if gap is None or not gap.requires_grad:
-            return
-        leaves = [given[at] for at in moved]
-        found = torch.autograd.grad(gap, leaves, allow_unused=True, materialize_grads=True)
-        slopes = [slope.detach() for slope in found]  # a gradient that PyTorch fills in requires a gradient
-        size = float(sum(slope.double().square().sum() for slope in slopes))
-        if not 0 < size < math.inf or not math.isfinite(gap.item()):
-            return
-        step = (gap.item() + 0.5 * abs(gap.item()) + 1e-3) / size
-        for at, slope in zip(moved, slopes, strict=True):
-            case = case.with_input(at, case.tensors[at] - step * slope)
-        if not all(map(is_within, kinds, loss.example.tensors, case.tensors)):
+        ahead = gaps[gaps > 0]
+        if len(ahead) < count:
+            beyond = case
+        else:
+            inside, count = case, len(ahead)
+        if beyond is not None:
+            case = _between(inside, beyond, moved, drawn)
+        elif number < _STEPS and len(ahead) and ahead.requires_grad:
+            given = [recorded[1][at] for at in moved]
+            found = torch.autograd.grad(ahead.min(), given, allow_unused=True, materialize_grads=True)
+            slopes = [slope.detach() for slope in found]  # a gradient that PyTorch fills in requires a gradient
+            size = float(sum(slope.double().square().sum() for slope in slopes))
+            step = _OVERSHOOT * ahead.min().item() / size if size else math.inf
+            if not 0 < step < math.inf:
+                return
+            for at, slope in zip(moved, slopes, strict=True):
+                case = case.with_input(at, case.tensors[at] - step * slope)
+            if not all(map(is_within, kinds, loss.example.tensors, case.tensors)):
+                return
+        else:
             return
         yield case
 
 
-def _gap_of(number: int, loss: Tensor, calls: list[Call]) -> Tensor | None:
-    return _gap(calls[number]) if number < len(calls) else None
+def _between(case: Case, other: Case, moved: Sequence[int], drawn: torch.Generator) -> Case:
+    """A case in which each element of some inputs is at a random place between those of two cases."""
+    for at in moved:
+        x, y = case.tensors[at], other.tensors[at]
+        case = case.with_input(at, x.lerp(y, torch.rand(x.shape, generator=drawn).to(x)))
+    return case
 
 
-def _gap(call: Call) -> Tensor | None:
-    """How far the nearest element of an operand is from an edge; None if that is no single number."""
+def _gaps_at(number: int, loss: Tensor, calls: list[Call]) -> Tensor | None:
+    return _gaps(calls[number]) if number < len(calls) else None
+
+
+def _gaps(call: Call) -> Tensor | None:
+    """How far the elements of an operand are from the edges of a function; None if the edges are no numbers."""
     known = numerics_of(call.name)
-    operands = [each for each in in_order(call) if isinstance(each, Tensor) and each.is_floating_point()]
-    if not operands or not operands[0].numel():
+    operand = next(iter(in_order(call)[known.name == "div" :]), None)
+    if not isinstance(operand, Tensor) or not operand.is_floating_point():
         return None
+    if known.name in ("div", "pow"):
+        return operand.abs().flatten()
     low, high = known.domain
-    if low == -math.inf and high == math.inf:
-        return operands[-1].abs().min() if known.name == "div" and len(operands) > 1 else None
-    gaps = [operands[0].min() - low] if low != -math.inf else []
-    gaps += [high - operands[0].max()] if high != math.inf else []
-    return min(gaps, key=Tensor.item)
+    gaps = [operand.flatten() - low] * (low != -math.inf) + [high - operand.flatten()] * (high != math.inf)
+    return torch.cat(gaps) if gaps else None
 
 
 # The way back: smaller factors, fewer rows, fewer elements.
