@@ -1,7 +1,7 @@
 """Nested tensors: jagged ones carry their mask on their values; what else there is, is told."""
 
-import math
 import warnings
+from math import nan
 
 import pytest
 import torch
@@ -10,8 +10,6 @@ from alone import assert_right
 from torch import nn
 
 from zero_or_nan import ignoring
-
-nan = math.nan
 
 
 def of(pieces, layout=torch.jagged):
