@@ -16,7 +16,7 @@ from zero_or_nan.ignoring.engine.masked_pass import Pass
 
 class Doubled(torch.autograd.Function):
     forward = staticmethod(lambda ctx, x: x * 2)
-    backward = staticmethod(lambda ctx, gradient: gradient * 2)
+    backward = staticmethod(lambda ctx, gradient: {torch.Tensor: gradient * 2}[type(gradient)])  # it is a plain tensor
 
 
 class Smaller(torch.autograd.Function):
