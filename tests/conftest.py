@@ -64,8 +64,8 @@ SLOW = (
 
 So do tests with "inductor" in their names, or among their parameters: they wait for a compiler of C++.
 """
-SLOW_FIXTURES = {"site", "results", "done", "ran"}
-"""The built site; what two processes that share tensors found; the whole self-check; what pages or scripts printed."""
+SLOW_FIXTURES = {"site", "results", "ran"}
+"""The built site; what two processes that share tensors found; what pages or scripts printed."""
 
 
 @pytest.hookimpl(tryfirst=True)

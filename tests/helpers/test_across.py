@@ -1,14 +1,14 @@
 """A table of claims that are alike: this run beside the records of other releases."""
 
 import re
+from math import nan
 
 import pytest
 import torch
 
-from helpers import MASKED, Case, across, recorded
+from helpers import MASKED, Case, across
 from helpers.across import _table
 
-nan = float("nan")
 HEAD = ["what", "first", "second"]
 
 
@@ -27,15 +27,6 @@ def record(version, *entries, device="cpu", **observed):
         "observed": observed or {"entries": list(entries)},
     }
     return {"torch": version, "device": device, "outcomes": [fact]}
-
-
-@pytest.fixture
-def known(monkeypatch):
-    def put(*records):
-        monkeypatch.setattr(recorded, "records", lambda: records)
-        monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
-
-    return put
 
 
 @pytest.mark.parametrize(

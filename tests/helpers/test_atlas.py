@@ -87,13 +87,6 @@ def test_what_the_other_expression_does_is_what_the_slopes_say(point):
         assert other.gradient.abs().max() > 1
 
 
-@pytest.fixture
-def shown(monkeypatch):
-    items = []
-    monkeypatch.setattr("helpers.show.show", items.append)
-    return items
-
-
 def card(shown, *points):
     atlas(points, SOURCES)
     return shown.pop()

@@ -1,7 +1,7 @@
 """A page states its claims, exceptions and verdicts with one `Case`, which keeps and checks them."""
 
-import math
 import platform
+from math import nan
 
 import pytest
 import torch
@@ -12,8 +12,6 @@ from helpers.compare import Tolerance
 from helpers.entries import Absent, outcome
 from helpers.methods import METHODS, Method, register
 from helpers.show import MIME
-
-nan, inf = math.nan, math.inf
 
 
 @pytest.fixture

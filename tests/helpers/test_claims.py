@@ -1,7 +1,7 @@
 """A claim says what was expected and what was observed: to a terminal, to the build, and to the readers of a page."""
 
-import math
 import re
+from math import inf, nan
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from helpers import Claim, ClaimFailed
 from helpers.compare import Tolerance
 from helpers.entries import MASKED, outcome
 
-nan, inf = math.nan, math.inf
 EXACTLY = Tolerance()
 
 

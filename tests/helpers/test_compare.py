@@ -1,6 +1,6 @@
 """Two results agree exactly or within the stated tolerance, and nothing else makes them agree."""
 
-import math
+from math import inf, nan
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from strategies import FLOATS, bits, floats, from_bits, properties, rank
 from helpers.compare import Tolerance, differing, ulp_distance
 from helpers.entries import MASKED, Absent, Entries, Raised, outcome
 
-nan, inf = math.nan, math.inf
 f16, bf16, f32, f64 = FLOATS
 LIMIT = 2**63 - 1
 

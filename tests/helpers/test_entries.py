@@ -2,6 +2,7 @@
 
 import json
 import math
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from torch.masked import masked_tensor
 
 from helpers.entries import MASKED, Absent, Entries, Kind, Raised, describe, from_json, nested, outcome
 
-nan, inf = math.nan, math.inf
 f16, bf16, f32, f64 = FLOATS
 
 

@@ -90,11 +90,10 @@ def test_a_used_row_has_an_element_without_a_gradient():
         assert any(math.isnan(number) for number in row.reference.data.flatten().tolist()), row.situation.name
 
 
-def test_the_table_has_a_mark_and_a_word_in_every_cell_and_links_to_the_pages(monkeypatch):
+def test_the_table_has_a_mark_and_a_word_in_every_cell_and_links_to_the_pages(shown):
     rows = compare([situation()])
-    monkeypatch.setattr(remedy_tables.show, "show", (kept := []).append)
     remedy_tables.marks_table(rows, "A <caption>")
-    (item,) = kept
+    (item,) = shown
     soup = BeautifulSoup(item.html(), "html.parser")
     cells = soup.select("tbody td")
     assert [c.find("span", attrs={"aria-hidden": "true"}).get_text() for c in cells] == list(rows[0].marks)
@@ -104,24 +103,22 @@ def test_the_table_has_a_mark_and_a_word_in_every_cell_and_links_to_the_pages(mo
     assert item.text().splitlines() == ["A <caption>", f"log <0>  {rows[0].marks}"]
 
 
-def test_a_remedy_is_shown_by_the_lines_that_it_changes_or_adds(monkeypatch):
+def test_a_remedy_is_shown_by_the_lines_that_it_changes_or_adds(shown):
     (row,) = compare([situation()])
-    monkeypatch.setattr(remedy_tables.show, "show", (kept := []).append)
     remedy_tables.changes_table(row)
-    lines = dict(line.split(": ", 1) for line in kept[0].text().splitlines())
+    lines = dict(line.split(": ", 1) for line in shown[0].text().splitlines())
     assert list(lines) == [remedy_tables.method(name).title for name in COLUMNS]
     assert lines["vanilla"].startswith("x = torch.tensor([0.0, 2.0]") and lines["vanilla"].endswith("loss.backward()")
     assert lines["substitute"] == "y = torch.where(ok, x, 1).log(); loss = y.sum()"
     assert lines["ignoring"] == "ignoring.backward(loss)" and lines["epsilon"] == ""  # it has no place here
 
 
-def test_what_few_readers_look_up_is_closed_and_its_line_counts_the_cases(monkeypatch):
+def test_what_few_readers_look_up_is_closed_and_its_line_counts_the_cases(shown):
     rows = compare([situation(), situation(name="log of 0")])
-    monkeypatch.setattr(remedy_tables.show, "show", (kept := []).append)
     remedy_tables.numbers_table(rows, "right", "Right numbers", closed=True)
     remedy_tables.numbers_table(rows, "right", "Right numbers")
     remedy_tables.programs(rows)
-    closed, plain, programs = (BeautifulSoup(item.html(), "html.parser") for item in kept)
+    closed, plain, programs = (BeautifulSoup(item.html(), "html.parser") for item in shown)
     assert closed.select_one("details > summary").get_text() == "Right numbers, in 2 cases"
     assert closed.select_one("details table") and not plain.select("details")
     assert programs.select_one("details > summary").get_text() == "The programs of all 2 cases"

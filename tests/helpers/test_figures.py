@@ -13,13 +13,6 @@ from helpers.figures import drawing
 COLOURS = ("BLUE", "ORANGE", "GREEN", "RED", "GREY")
 
 
-@pytest.fixture
-def shown(monkeypatch):
-    items = []
-    monkeypatch.setattr(show, "show", items.append)
-    return items
-
-
 def draw(alt="a rising line", caption="Rising."):
     with drawing(alt, caption, height=2.0) as axes:
         axes.plot([0, 1], [0, 1], color=figures.BLUE, marker="o", label="x < 1")

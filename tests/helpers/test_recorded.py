@@ -1,7 +1,6 @@
 """What other versions gave: the nearest of them to compare with, and those on which all of a case holds."""
 
 import pytest
-import torch
 
 from helpers import Case, recorded
 from helpers.recorded import nearest, observed, spans, verified
@@ -14,17 +13,6 @@ def fact(quantity="x.grad", holds=True, **more):
 
 def record(version, *facts, device="cpu"):
     return {"torch": version, "device": device, "outcomes": list(facts or [fact()])}
-
-
-@pytest.fixture
-def known(monkeypatch):
-    """Put records in the place of those of the repository."""
-
-    def put(*records, here="2.13.0+cpu"):
-        monkeypatch.setattr(recorded, "records", lambda: records)
-        monkeypatch.setattr(torch, "__version__", here)
-
-    return put
 
 
 def test_a_run_is_compared_with_the_newest_version_that_is_not_newer_on_its_device(known, monkeypatch):

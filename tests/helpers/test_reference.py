@@ -1,14 +1,12 @@
 """The reference is the gradient in float64, computed on the used elements alone."""
 
-import math
+from math import inf, nan
 
 import pytest
 import torch
 
 from helpers.entries import Kind
 from helpers.reference import reference
-
-nan, inf = math.nan, math.inf
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """The small tables: a control's samples, measured results, and the card of the library."""
 
 import json
-import math
 import re
 from html import unescape
+from math import inf, nan
 
 import pytest
 import torch
@@ -11,15 +11,6 @@ import torch
 import zero_or_nan
 from helpers import Since, control, library_card, recorded, what_counts
 from helpers.grids import grid
-
-nan, inf = math.nan, math.inf
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    items = []
-    monkeypatch.setattr("helpers.show.show", items.append)
-    return items
 
 
 def test_a_control_shows_its_samples_and_gives_the_very_numbers_to_the_browser(shown):

@@ -1,7 +1,7 @@
 """A verdict compares each method with the reference, element by element, and has one word for each method."""
 
-import math
 import re
+from math import inf, nan
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from helpers.compare import ROUNDED
 from helpers.entries import MASKED, Entries, outcome
 from helpers.verdict import Verdict, judge
 
-nan, inf = math.nan, math.inf
 ONE = torch.tensor([1.5])
 
 

@@ -1,6 +1,7 @@
 """A figure shows the arithmetic of an element only if recomputing it gives the bits that the node passed on."""
 
 import dataclasses
+from math import inf, nan
 
 import pytest
 import torch
@@ -10,8 +11,6 @@ from torch.nn import functional
 from helpers.backward.arithmetic import RULES, arithmetic
 from helpers.backward.graph import record
 from helpers.entries import outcome
-
-nan, inf = float("nan"), float("inf")
 
 
 def first(loss, inputs=None, function=None, slot=0, **options):

@@ -3,6 +3,7 @@
 import itertools
 import re
 import xml.etree.ElementTree as ET
+from math import inf, nan
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from helpers.backward.graph import record
 from helpers.backward.told import tell
 from helpers.entries import Absent, outcome
 
-nan, inf = float("nan"), float("inf")
 SVG = "{http://www.w3.org/2000/svg}"
 
 

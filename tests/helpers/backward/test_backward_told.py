@@ -1,5 +1,7 @@
 """The figure says in words what each step does, where a NaN is born, and what `ignoring` does instead."""
 
+from math import inf, nan
+
 import pytest
 import torch
 from tensors import leaf
@@ -8,8 +10,6 @@ from torch.nn import functional
 from helpers.backward.graph import record
 from helpers.backward.told import short, tell
 from helpers.entries import outcome
-
-nan, inf = float("nan"), float("inf")
 
 
 def told(loss, inputs, **options):

@@ -1,5 +1,7 @@
 """Masked rows in Flex attention and in a Hugging Face model: the record, and how a difference is said."""
 
+from math import nan
+
 import pytest
 import torch
 from scratch import ROOT
@@ -7,8 +9,6 @@ from scratch import ROOT
 from tools.measure import attention
 from tools.measure.attention import FLEX, LLAMA, add, flex, llama, off, recorded
 from tools.project import read_record
-
-nan = float("nan")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import re
 from importlib.metadata import version
+from math import nan
 from pathlib import Path
 
 import nbformat
@@ -18,8 +19,6 @@ from tools.project import Problem, Project
 from tools.steps.collect import MIME, statements
 from tools.steps.record import add, record
 from tools.steps.record import outcome as recorded_outcome
-
-nan = float("nan")
 
 
 def claim(expected: object, method: str = "vanilla", quantity: str = "x.grad") -> Claim:

@@ -100,10 +100,6 @@ def add(cells):
     cells.append(new_code_cell("print(3)", metadata={"tags": ["hide-input"], "cellView": "form"}))
 
 
-def remove(cells):
-    del cells[-1]
-
-
 def tag(cells):
     cells[-1].metadata["tags"] = ["hide-cell"]
 
@@ -114,7 +110,7 @@ def tag(cells):
         (lambda cells: None, "no cell changed", "", ""),
         (change_code, "cells: 1 changed.", "print(x)", "print(x + 1)"),
         (tag, "cells: 1 changed.", "\nprint(x)", "\n:tags: [hide-cell]\n\nprint(x)"),
-        (remove, "cells: 1 removed.", "\n```{code-cell} ipython3\nprint(x)\n```\n", ""),
+        (lambda cells: cells.pop(), "cells: 1 removed.", "\n```{code-cell} ipython3\nprint(x)\n```\n", ""),
     ],
 )
 def test_an_edited_notebook_changes_its_chapter_in_that_place_alone(book, change, said, old, new):

@@ -150,30 +150,3 @@ def weights_that_grow_while_the_loss_falls(lr):
         return -(y * p.log() + (1 - y) * (1 - p).log()).mean()
 
     return training(torch.optim.Adam(model.parameters(), lr=3.0), loss_of)
-
-
-@run("no", lr=1e-6)
-def data_that_grow(lr):
-    """A counter of the data grows a thousandfold in each batch: the loss grows, the weights don't."""
-    model = nn.Linear(2, 1)
-    x = torch.rand(8, 2)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    return training(optimizer, lambda n: model(x * 1000.0**n).square().mean())
-
-
-@run("no")
-def inner_loop_in_one_step(lr):
-    """The inner loop of a meta-learner diverges within one step: no step before shows anything."""
-    start = nn.Parameter(torch.ones(3))
-    model = nn.ParameterList([start])
-    x = torch.randn(16, 3)
-
-    def loss_of(_):
-        w = start
-        for _ in range(60):
-            inner = (x @ w - 1).square().mean()
-            (slope,) = torch.autograd.grad(inner, w, create_graph=True)
-            w = w - 5.0 * slope
-        return (x @ w - 1).square().mean()
-
-    return training(sgd(model, lr), loss_of)

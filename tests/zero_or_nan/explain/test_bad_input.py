@@ -1,6 +1,6 @@
 """Data that are not finite are named as such: not the mask beside them, not a function that has a pole elsewhere."""
 
-import math
+from math import inf, nan
 
 import pytest
 import torch
@@ -10,8 +10,6 @@ from tensors import leaf
 from torch import nn
 
 from zero_or_nan import explain
-
-inf, nan = math.inf, math.nan
 
 told = telling("kind", "operator")
 MASK = torch.full((3, 3), -inf).triu(1)

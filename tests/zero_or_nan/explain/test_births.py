@@ -1,6 +1,6 @@
 """Each number that is not finite is told of where it was born, once, and not where it arrives or is added up."""
 
-import math
+from math import inf, nan
 
 import pytest
 import torch
@@ -12,8 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain
 from zero_or_nan.explain.report.narration import BEHIND
-
-inf, nan = math.inf, math.nan
 
 with_elements = telling("kind", "phase", "operator", "entries")
 SUM = "the sum of 2 gradients > 3.4e38"

@@ -164,4 +164,5 @@ def test_where_the_line_is_drawn():
     assert word(course([1], [1]), 2 * EXPLODED) == "diverges"
     assert word(course([1], [1]), 2 * EXPLODED, is_overflow=False) == "no"
     assert word(course([1, far], [1e-4, 1], start=1e-4), 1.0) == "no", "weights of size 1 make nothing overflow"
+    assert word(course([1, far, far * far], [1, 1, 1]), 1.0) == "no", "the data grew, and the weights did not"
     assert word(Course(), far) == "no"

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from origins import report_of
-from own_function import exponential
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -14,6 +13,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from tests.zero_or_nan.ignoring.telling import ByOperators
 from zero_or_nan import explain, ignoring
 
 
@@ -146,7 +146,9 @@ def test_the_gradient_is_that_of_plain_pytorch_and_nobody_says_what_he_does_not_
 
 
 def test_one_that_is_recorded_may_run_twice_and_is_told_apart():
-    Exp = exponential()
+    class Exp(ByOperators):
+        """A class of its own: `ignoring.function` keeps what it knows of a class."""
+
     ignoring.function(Exp)
     report = report_of(lambda: step_of(Exp, 100.0))
     (origin,) = report

@@ -1,5 +1,7 @@
 """What functions overwrite: told from what is left of it, and copied beforehand only where it can't be."""
 
+from math import inf, nan
+
 import pytest
 import torch
 from origins import report_of, telling
@@ -8,8 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zero_or_nan import explain
 from zero_or_nan.explain.watch import forward
-
-inf, nan = float("inf"), float("nan")
 
 
 class Clones(TorchDispatchMode):

@@ -100,7 +100,8 @@ def batches(bad=None, generator=0):
 
 
 def loader(data):
-    return DataLoader([dict(batch) for batch in data], batch_size=None)
+    """Batches from which each epoch may pop."""
+    return DataLoader(data, batch_size=None, collate_fn=dict)
 
 
 def trainer(*callbacks, **options):
@@ -159,19 +160,14 @@ def test_a_clean_training(model, options, probe, capsys):
     options = {"val_check_interval": 2, "max_epochs": 2, **options}
     plain, watched, trained = model(), model(), trainer(ExplainCallback(probe=probe), **options)
     torch.manual_seed(1)
-    trainer(**options).fit(plain, loader_twice(), loader(batches(1)))
+    trainer(**options).fit(plain, loader(batches()), loader(batches(1)))
     after = plain.state()
     torch.manual_seed(1)
-    trained.fit(watched, loader_twice(), loader(batches(1)))
+    trained.fit(watched, loader(batches()), loader(batches(1)))
     assert same(watched.state(), after) and watched.calls == [*range(8)] * 2 and is_put_back(trained)
     said = "searched the loss of the first batch: one line can fail" in capsys.readouterr().out
     assert said is (probe and model is Module)
     assert same(watched.grads(), plain.grads()) and all(torch.isfinite(value).all() for value in after)
-
-
-def loader_twice():
-    """Batches from which each epoch may pop."""
-    return DataLoader(batches(), batch_size=None, collate_fn=dict)
 
 
 @pytest.mark.parametrize("method", ["training_step", "on_train_batch_end"])

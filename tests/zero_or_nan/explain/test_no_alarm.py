@@ -1,6 +1,7 @@
 """No false alarm: where nothing that is not finite reached the loss or a gradient, there is nothing to tell."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 import torch
@@ -13,9 +14,6 @@ from torch import nn
 from tests.zero_or_nan.ignoring.programs import PLAIN, SIZE, programs
 from zero_or_nan import explain, ignoring
 from zero_or_nan.explain.program.tensors import are_finite
-
-inf = float("inf")
-
 
 drawn = settings(
     deadline=None, derandomize=True, database=None, max_examples=examples(400),

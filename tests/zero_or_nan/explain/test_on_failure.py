@@ -3,6 +3,7 @@
 import copy
 import random
 from collections import UserDict
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -12,8 +13,6 @@ from torch import nn
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
-
-inf, nan = float("inf"), float("nan")
 
 told = telling("operator")
 

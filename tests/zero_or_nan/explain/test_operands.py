@@ -1,5 +1,7 @@
 """What a number was made of, as it is written: a formula with its result, then a remark."""
 
+from math import inf
+
 import pytest
 import torch
 from origins import report_of
@@ -7,9 +9,6 @@ from tensors import leaf
 
 from zero_or_nan import explain
 from zero_or_nan.explain.births.arithmetic import number
-
-inf = float("inf")
-
 
 WRITTEN = {
     "a product": (

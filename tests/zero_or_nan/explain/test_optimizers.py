@@ -1,6 +1,7 @@
 """No optimizer is blamed for a NaN in the gradient that it gets; each is for the NaN that it makes itself."""
 
 import inspect
+from math import nan
 
 import pytest
 import torch
@@ -8,7 +9,6 @@ from origins import report_of, telling
 from sample import sample
 from torch import nn
 
-nan = float("nan")
 OPTIMIZERS = [
     kind
     for kind in vars(torch.optim).values()

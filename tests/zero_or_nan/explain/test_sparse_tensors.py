@@ -1,13 +1,13 @@
 """Sparse tensors: what they store is looked at, and followed as it is in dense ones."""
 
+from math import nan
+
 import pytest
 import torch
 from origins import report_of, told
 from torch import nn
 
 from zero_or_nan import explain
-
-nan = float("nan")
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # they are in beta state, PyTorch says
 

@@ -5,14 +5,13 @@ goes back to each; a number that was not selected is not among them. What the lo
 """
 
 import functools
-import math
 from dataclasses import dataclass, field
+from math import inf, nan
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
-inf, nan = math.inf, math.nan
 SIZE = 4
 NUMBERS = [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 100.0, -800.0, 800.0, 3e38, 1e200, inf, -inf, nan]
 PLAIN = [1.0, -1.0, 0.5, 2.0, -3.0, 0.25]

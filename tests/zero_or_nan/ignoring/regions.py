@@ -1,8 +1,7 @@
 """Backends that show as much of a compiled graph as `aot_eager` or inductor do, and gradients of what they compile."""
 
-import warnings
-
 import torch
+from telling import told
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
@@ -13,10 +12,8 @@ from zero_or_nan import ignoring
 def gradient(program, x, backward=ignoring.backward):
     """Of a program's result by x, and what `ignoring` warned of."""
     leaf = x.clone().requires_grad_()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        backward(program(leaf))
-    return leaf.grad, [str(each.message) for each in told if "ignoring could not follow" in str(each.message)]
+    _, messages = told(lambda: backward(program(leaf)))
+    return leaf.grad, messages
 
 
 class Hidden:

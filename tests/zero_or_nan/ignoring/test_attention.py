@@ -1,6 +1,6 @@
 """Attention of each kernel, next to the same computation by softmax and products, in float64."""
 
-import math
+from math import inf, nan
 
 import pytest
 import torch
@@ -12,8 +12,6 @@ from zero_or_nan import ignoring
 from zero_or_nan.functions.families import attention
 from zero_or_nan.functions.families.attention import attention_backward
 from zero_or_nan.ignoring import Cotangent
-
-inf, nan = math.inf, math.nan
 
 
 def by_hand(query, key, value, bias, scale=None, kept=1.0):

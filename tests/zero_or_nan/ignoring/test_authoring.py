@@ -2,11 +2,13 @@
 
 import importlib
 from contextlib import nullcontext
+from math import inf, nan
 
 import pytest
 import torch
 from telling import ByOperators, Exponential, told
 from torch import Tensor
+from users_functions import function, saving
 
 from zero_or_nan import functions, ignoring
 from zero_or_nan.functions import registry
@@ -14,7 +16,6 @@ from zero_or_nan.functions.registry import NEWEST
 from zero_or_nan.ignoring import FUNCTIONS
 from zero_or_nan.ignoring.engine.masked_pass import Pass
 
-nan, inf = float("nan"), float("inf")
 pytestmark = pytest.mark.usefixtures("registries_as_before")
 
 
@@ -211,20 +212,6 @@ def test_a_wrong_derivative_is_told_of_as_the_users(name):
     assert type(gradient) is Tensor and gradient[0].isfinite() and gradient[1].isnan()
 
 
-def followed(backward, function=lambda x: x * 1, **facts):
-    """A Function with this backward, recorded."""
-
-    class Made(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return function(x)
-
-    Made.backward = staticmethod(backward)
-    ignoring.function(Made, **facts)
-    return Made.apply
-
-
 def test_a_kernel_that_writes_has_no_rule_and_crashes_nothing(library):
     @torch.library.custom_op(f"{library}::scale", mutates_args=("x",))
     def scale(x: Tensor, factor: Tensor) -> None:
@@ -238,10 +225,11 @@ def test_a_kernel_that_writes_has_no_rule_and_crashes_nothing(library):
         scale(made, ctx.saved_tensors[0])
         return made
 
-    function = followed(backward)
-    gradient, (message,) = told(lambda: gradient_of(lambda x: function(x), (2.0, nan)))
+    scaled = function(saving(lambda x: x * 1), backward)
+    ignoring.function(scaled.__self__)
+    gradient, (message,) = told(lambda: gradient_of(scaled, (2.0, nan)))
     assert gradient[0] == 2 and gradient[1].isnan() and f"{library}::scale (has no out-of-place form)" in message
-    gradient, warned = told(lambda: gradient_of(lambda x: function(x), (2.0, 3.0)))
+    gradient, warned = told(lambda: gradient_of(scaled, (2.0, 3.0)))
     assert gradient.tolist() == [2, 0] and warned == []
 
 

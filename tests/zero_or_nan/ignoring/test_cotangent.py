@@ -3,7 +3,7 @@
 Masks are shared between cotangents, and a write reaches just those that see the memory.
 """
 
-import math
+from math import nan
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ import torch
 from zero_or_nan.ignoring import Cotangent
 from zero_or_nan.masks.cotangent import CHUNK
 
-nan = math.nan
 VALUE = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
 MASK = [[False, True], [True, False]]
 YES = [[True, True], [True, True]]

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from math import inf, nan
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch.nn.attention import flex_attention as flex
 
 from zero_or_nan import ignoring
 
-inf, nan = math.inf, math.nan
 BATCH, HEADS, TOKENS, FEATURES = 3, 4, 24, 8
 
 

@@ -37,10 +37,6 @@ def numbers(*shape):
 X, W, B = numbers(4, 3), numbers(3, 5), numbers(5)
 
 
-def total(x, w, b):
-    return torch.tanh(x @ w + b).square().sum()
-
-
 torch.manual_seed(0)
 MODEL = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5), nn.Linear(5, 2))
 PARAMETERS = dict(MODEL.named_parameters())
@@ -51,12 +47,10 @@ def loss(parameters, rows):
     return functional_call(MODEL, parameters, (rows,)).square().mean()
 
 
-def with_aux(parameters, rows):
-    return loss(parameters, rows), {"rows": rows, "twice": [rows * 2], "number": torch.ones(2)}
-
-
 CLEAN = {
-    "arguments in another order": lambda f: f.grad_and_value(total, (2, 0, 1))(X, W, B),
+    "arguments in another order": lambda f: f.grad_and_value(
+        lambda x, w, b: torch.tanh(x @ w + b).square().sum(), (2, 0, 1)
+    )(X, W, B),
     "detached parameters": lambda f: f.grad_and_value(loss, (0, 1))(DETACHED, X),
     "keywords": lambda f: f.grad(lambda x, scale=1.0: (x.exp() * scale).sum())(X, scale=3.0),
     "a result that does not depend on it": lambda f: f.grad(lambda x: W.sum())(X),

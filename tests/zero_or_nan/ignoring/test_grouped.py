@@ -1,6 +1,6 @@
 """The grouped matrix product, next to one product for each expert in float64, on the used rows alone."""
 
-import math
+from math import inf, nan
 
 import pytest
 import torch
@@ -22,7 +22,6 @@ def has_a_kernel():
 
 pytestmark = pytest.mark.skipif(not has_a_kernel(), reason="PyTorch has no grouped product with a derivative")
 
-inf, nan = math.inf, math.nan
 ENDS = torch.tensor([3, 3, 10], dtype=torch.int32)
 SHAPES = {
     "rows": ((16, 8), (3, 8, 16)),

@@ -4,7 +4,7 @@ A graph network, in which the nodes of one type have no edges, is such a program
 reference is the same program without the part that is empty.
 """
 
-import math
+from math import inf
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from zero_or_nan import ignoring
 
-inf, nan = math.inf, math.nan
 none = torch.zeros  # tensors without elements, below
 
 

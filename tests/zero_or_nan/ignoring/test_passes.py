@@ -14,7 +14,6 @@ from torch.masked import MaskedTensor
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring.engine import passes
 
-nan, inf = math.nan, math.inf
 DICTS = "dict" in str(inspect.signature(torch.autograd.grad).parameters["inputs"])
 EDGES = "GradEdge" in str(inspect.signature(torch.autograd.backward).parameters["tensors"])
 

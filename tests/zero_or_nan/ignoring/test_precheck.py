@@ -1,7 +1,7 @@
 """A graph is called harmless only where the careful pass would give plain PyTorch's very bits."""
 
 import contextlib
-import math
+from math import inf, nan
 from unittest import mock
 
 import pytest
@@ -12,14 +12,13 @@ from programs import programs
 from sample import examples
 from tensors import bits, leaf
 from torch import nn
+from users_functions import function
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import graph_from
 from zero_or_nan.ignoring.engine import passes, precheck
 from zero_or_nan.ignoring.engine.plan import nothing_ignored
 from zero_or_nan.ignoring.engine.precheck import is_safe
-
-nan, inf = math.nan, math.inf
 
 _saved = torch.ones(1, requires_grad=True).exp().grad_fn._raw_saved_result
 tells = pytest.mark.skipif(not hasattr(_saved, "unpack_hook"), reason="this PyTorch doesn't tell who unpacks")
@@ -222,18 +221,8 @@ def test_memory_that_was_given_back_is_not_looked_at(place, size):
 # What can't be known.
 
 
-class Foreign(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
 UNKNOWN = {
-    "a foreign function": lambda x: Foreign.apply(x),
+    "a foreign function": function(lambda ctx, x: x * 1, lambda ctx, g: g),
     "an operator that is not in the tables": lambda x: torch.special.i0(x),
     "a complex number": lambda x: (x * (1 + 1j)).abs(),
     "a checkpoint": lambda x: torch.utils.checkpoint.checkpoint(torch.exp, x, use_reentrant=False),

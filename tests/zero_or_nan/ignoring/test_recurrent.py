@@ -1,7 +1,7 @@
 """An LSTM in one kernel: next to each used sequence alone in float64, and next to plain PyTorch's bits."""
 
-import math
 import random
+from math import inf, nan
 
 import pytest
 import torch
@@ -11,8 +11,6 @@ from torch import nn
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.families import recurrent
-
-inf, nan = math.inf, math.nan
 
 
 class Net:

@@ -6,6 +6,7 @@ Each is registered for the processor's tensors while a test runs, so that PyTorc
 import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from math import inf, nan
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from zero_or_nan import ignoring
 from zero_or_nan.ignoring import Cotangent
 
 aten = torch.ops.aten
-inf, nan = math.inf, math.nan
 MODES = {"relu": 0, "tanh": 1, "LSTM": 2, "GRU": 3}
 
 
@@ -89,14 +89,6 @@ def backward(
     return found[0], found[1], found[2] if cell is not None else None, found[len(given) :] if wanted[3] else []
 
 
-def miopen(x, weight, stride, hx, cx, mode, size, layers, *rest):
-    return forward(x, weight, stride, None, hx, cx, mode, size, 0, layers, *rest)
-
-
-def miopen_backward(*args):
-    return backward(*args[:12], 0, *args[12:])
-
-
 def lstm_cell(of_input, of_state, before, *biases):
     gates = (of_input + of_state + sum(bias for bias in biases if bias is not None)).chunk(4, -1)
     taken, kept, new, shown = gates[0].sigmoid(), gates[1].sigmoid(), gates[2].tanh(), gates[3].sigmoid()
@@ -141,8 +133,8 @@ def gru_cell_backward(to_hidden, saved, has_bias):
 KERNELS = {
     "_cudnn_rnn": with_autograd(forward),
     "_cudnn_rnn_backward": with_autograd(backward),
-    "miopen_rnn": with_autograd(miopen),
-    "miopen_rnn_backward": with_autograd(miopen_backward),
+    "miopen_rnn": with_autograd(lambda *args: forward(*args[:3], None, *args[3:7], 0, *args[7:])),
+    "miopen_rnn_backward": with_autograd(lambda *args: backward(*args[:12], 0, *args[12:])),
     "_thnn_fused_lstm_cell": lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
     "_thnn_fused_gru_cell": gru_cell,

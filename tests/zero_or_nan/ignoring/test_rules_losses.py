@@ -1,6 +1,6 @@
 """Losses that PyTorch computes in one operator: linear_cross_entropy in chunks, CTC, NLL; and logcumsumexp."""
 
-import math
+from math import inf, nan
 
 import pytest
 import torch
@@ -8,8 +8,6 @@ from alone import assert_right, numbers
 from torch.nn import functional
 
 from zero_or_nan import ignoring
-
-nan, inf = math.nan, math.inf
 
 linear_cross_entropy = getattr(functional, "linear_cross_entropy", None)
 since_2_13 = pytest.mark.skipif(linear_cross_entropy is None, reason="PyTorch has none before 2.13")

@@ -1,7 +1,7 @@
 """Rules of linear algebra, norms, transforms and products: the gradient is that of the used part alone."""
 
-import math
 from functools import partial
+from math import inf, nan
 
 import pytest
 import torch
@@ -11,8 +11,6 @@ from alone import numbers
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import function_of
 from zero_or_nan.ignoring import FUNCTIONS, Cotangent
-
-nan, inf = math.nan, math.inf
 
 
 def gradients(method, function, inputs, used):

@@ -1,6 +1,6 @@
 """Matrix products of which the loss uses some rows, next to the product of those rows alone in float64."""
 
-import math
+from math import inf, nan
 from unittest import mock
 
 import pytest
@@ -9,8 +9,6 @@ from alone import assert_right
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.families import products
-
-inf, nan = math.inf, math.nan
 
 POISONS = {
     "whole rows": lambda x, used: x.masked_fill(~used[:, None], nan),

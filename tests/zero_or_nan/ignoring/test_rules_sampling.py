@@ -1,6 +1,6 @@
 """Images sampled on a grid: what is ignored reaches neither the image nor the grid; what is used stays."""
 
-import math
+from math import inf, nan
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from zero_or_nan import ignoring
 from zero_or_nan.functions.families import sampling
 from zero_or_nan.ignoring import Cotangent
 
-nan, inf = math.nan, math.inf
 aten = torch.ops.aten
 
 WAYS = [

@@ -8,6 +8,7 @@ import gc
 import threading
 import weakref
 from functools import partial
+from math import inf, nan
 
 import pytest
 import torch
@@ -18,8 +19,6 @@ from users_functions import GOOD, PROGRAMS, apply_after, function, gradient_of, 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import TELLS_OF_HOOKS
 from zero_or_nan.ignoring.extras.tape.tape import Tape
-
-nan, inf = float("nan"), float("inf")
 
 
 def rows_with(bad):
@@ -82,19 +81,13 @@ def test_the_gradient_of_a_recorded_gradient_leaves_out_what_was_ignored(used, a
 def test_sums_into_new_zeros_are_sums_of_what_was_added():
     """As the tokens of experts come back to their places: a place to which nothing was sent has a sum of nothing."""
 
-    class Dispatched(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, chosen):
-            ctx.save_for_backward(x, chosen)
-            return x[chosen].exp()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            x, chosen = ctx.saved_tensors
-            return torch.zeros_like(x).index_add_(0, chosen, gradient * x[chosen].exp()), None
+    def backward(ctx, gradient):
+        x, chosen = ctx.saved_tensors
+        return torch.zeros_like(x).index_add_(0, chosen, gradient * x[chosen].exp()), None
 
     def program(x, w):
-        return Dispatched.apply(x * w, torch.tensor([3, 0, 2, 0, 1]))
+        dispatched = function(saving(lambda x, chosen: x[chosen].exp()), backward)
+        return dispatched(x * w, torch.tensor([3, 0, 2, 0, 1]))
 
     rows = torch.cat([GOOD, torch.full((1, 4), inf)])
     ours, messages = told(lambda: gradient_of(program, rows, [1, 2, 3, 4], ignoring.backward))
@@ -108,21 +101,14 @@ def test_sums_into_new_zeros_are_sums_of_what_was_added():
 def test_new_zeros_that_something_multiplies_count():
     """They may be a convention: the gradient of `std` of equal numbers is one."""
 
-    class Std(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x.std(-1)
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        deviation = x.std(-1, keepdim=True)
+        return torch.where(deviation > 0, gradient[:, None] * x / deviation, torch.zeros_like(x))
 
-        @staticmethod
-        def backward(ctx, gradient):
-            (x,) = ctx.saved_tensors
-            deviation = x.std(-1, keepdim=True)
-            return torch.where(deviation > 0, gradient[:, None] * x / deviation, torch.zeros_like(x))
-
-    x = torch.zeros(2, 3, requires_grad=True)
-    _, (message,) = told(lambda: ignoring.backward(Std.apply(x.sqrt())[:1].sum()))
-    assert x.grad[0].isnan().all() and "Std (it may select, and has no record)" in message
+    x, std = torch.zeros(2, 3, requires_grad=True), function(saving(lambda x: x.std(-1)), backward)
+    _, (message,) = told(lambda: ignoring.backward(std(x.sqrt())[:1].sum()))
+    assert x.grad[0].isnan().all() and "Users (it may select, and has no record)" in message
 
 
 # What no tape can see: then the node is opaque, and a warning says so.

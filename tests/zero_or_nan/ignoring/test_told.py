@@ -2,29 +2,21 @@
 
 import math
 import sys
+from math import inf
 
 import pytest
 import torch
 from telling import Exponential, told
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring.engine import plan
 from zero_or_nan.ignoring.engine.masked_pass import Pass
 
-inf = math.inf
-
 
 class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        assert type(gradient) is Tensor
-        return gradient * 2
+    forward = staticmethod(lambda ctx, x: x * 2)
+    backward = staticmethod(lambda ctx, gradient: {torch.Tensor: gradient * 2}[type(gradient)])  # it is a plain tensor
 
 
 class Smaller(torch.autograd.Function):

@@ -57,7 +57,11 @@ def test_a_region_that_writes_between_hooks():
 
 
 def test_the_same_by_inductor(marked, inductor):
-    compare(partial(train, compile=torch.compile))
+    """Bad rows alone, because each training compiles anew."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="ignoring")
+        ours = train(ignoring, BAD, torch.compile)
+    torch.testing.assert_close(ours, train(ignoring, BAD, compiled), rtol=1e-5, atol=1e-6)
 
 
 def uncompiled(function):
