@@ -252,7 +252,7 @@ def tree(found: Remedies) -> Question:
                 {
                     "Yes": End(
                         "double where",
-                        "Write the function that has this gradient. The double where leaves the bad element out.",
+                        "Let the outer where choose an expression with this gradient. The inner where keeps the element out.",
                         f"a chosen number in {chosen} of {used} cases",
                     ),
                     "No": End(
