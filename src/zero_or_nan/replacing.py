@@ -1,4 +1,7 @@
-"""Replaces attributes of PyTorch for several owners at once, such as two threads. They may end in any order."""
+"""Replaces attributes of PyTorch for several owners at once, such as two threads. They may end in any order.
+
+Ctrl-C may come between any two lines. `put_back` then completes what was left, if it is called again.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,26 @@ class _Place:
 
     def __init__(self, where: Any, name: str) -> None:
         self.where, self.name = where, name
-        self.original = self.ours = vars(where)[name]
+        self.original = vars(where)[name]
+        self.ours = [self.original]
         self.wraps: list[tuple[object, Wrap]] = []
+        self.done = self.wraps
+
+    def is_ours(self) -> bool:
+        """Whether no other code has wrapped the attribute since."""
+        return any(vars(self.where)[self.name] is each for each in self.ours)
 
     def renew(self) -> None:
         """Set the attribute to the original value, wrapped for all current owners."""
-        if vars(self.where)[self.name] is not self.ours:
-            return  # other code has wrapped the attribute since; a wrap whose owner has ended passes everything on
-        now = self.original
-        for _, wrap in self.wraps:
-            now = wrap(now)
-        setattr(self.where, self.name, now)
-        self.ours = now
+        wraps = self.wraps
+        if self.is_ours():  # else a wrap whose owner has ended passes everything on
+            now = self.original
+            for _, wrap in wraps:
+                now = wrap(now)
+            self.ours.append(now)
+            setattr(self.where, self.name, now)
+            self.ours = [now]
+        self.done = wraps
 
 
 def replace(owner: object, where: Any, name: str, wrap: Wrap) -> None:
@@ -39,9 +50,9 @@ def replace(owner: object, where: Any, name: str, wrap: Wrap) -> None:
     with _lock:
         key = id(where), name
         place = _places.get(key)
-        if place is None or vars(where)[name] is not place.ours:
+        if place is None or not place.is_ours():
             place = _places[key] = _Place(where, name)
-        place.wraps.append((owner, wrap))
+        place.wraps = [*place.wraps, (owner, wrap)]
         place.renew()
 
 
@@ -57,6 +68,7 @@ def put_back(owner: object) -> None:
         for key, place in list(_places.items()):
             if any(other is owner for other, _ in place.wraps):
                 place.wraps = [pair for pair in place.wraps if pair[0] is not owner]
+            if place.done is not place.wraps:
                 place.renew()
             if not place.wraps:
                 del _places[key]

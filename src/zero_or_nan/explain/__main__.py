@@ -7,7 +7,6 @@ import contextlib
 import os
 import runpy
 import sys
-import traceback
 from types import TracebackType
 
 from . import explain
@@ -62,7 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         interrupted = error
     except Exception as error:
-        traceback.print_exception(error.with_traceback(_of_the_script(error.__traceback__)))
+        error.__traceback__ = _of_the_script(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)  # the script may have set its own
         status = 1
     finally:
         with contextlib.suppress(NotFiniteError):
@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.module:
         runpy.run_module(options.script, run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(options.script, run_name="__main__")
+        runpy.run_path(os.path.abspath(options.script), run_name="__main__")  # it may change the folder
 
 
 def _probed(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Literal
 
 from .probe.probing import probe
@@ -35,7 +36,10 @@ class explain:  # noqa: N801
 
     If a compiled region gives a NaN or an infinity, in forward or in backward, `explain` runs the graph of the region a
     second time, uncompiled and on copies, and reports the line inside of it. The results stay those of the compiled
-    code. `explain` does not look into code that `torch.func` transforms.
+    code. `explain` does not look into code that `torch.func` transforms: it reports the line of the transform.
+
+    A parameter may stop being finite though every gradient was finite, because of an optimizer's step, or of a change
+    that your code made. If no backward pass follows in the block, the report names it when the block ends.
 
     Args:
         on_nan: with "report", the block continues. With "raise", `NotFiniteError` is raised at the end of the backward
@@ -77,11 +81,15 @@ class explain:  # noqa: N801
         if self._watch is not None:
             raise RuntimeError("this watch is on already: make another with explain()")
         self._watch = Watch(Report(), self.on_nan == "raise")
+        self._interrupted = weakref.finalize(self, self._watch.end)  # Ctrl-C may come before or in `__exit__`
+        self._interrupted.atexit = False
         return self._watch.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        watch, self._watch = self._watch, None
+        watch = self._watch
         assert watch is not None
         watch.end()
+        self._watch = None
+        self._interrupted.detach()
         if kind is None and self.on_nan == "raise" and not watch.report.ok:
             raise NotFiniteError(watch.report)

@@ -164,9 +164,18 @@ def can_be_read_again(node: Any, unknown: bool) -> bool:
         node: the node that saved them.
         unknown: the answer if PyTorch does not show the hooks, as before 2.10.
     """
+    return all(part.unpack_hook is None if hasattr(part, "unpack_hook") else unknown for part in _packed(node))
+
+
+def hooks_of(node: Any) -> list[Callable[..., Any]]:
+    """The hooks that run if the saved tensors of a node are read; none before 2.10, which does not show them."""
+    return [hook for part in _packed(node) if (hook := getattr(part, "unpack_hook", None)) is not None]
+
+
+def _packed(node: Any) -> list[Any]:
+    """The tensors that a node saved, in packed form."""
     saved = [getattr(node, name) for name in _saved_by(node.__class__)]
-    packed = [part for part in saved for part in (part if isinstance(part, (tuple, list)) else (part,))]
-    return all(part.unpack_hook is None if hasattr(part, "unpack_hook") else unknown for part in packed)
+    return [part for part in saved for part in (part if isinstance(part, (tuple, list)) else (part,))]
 
 
 @functools.cache

@@ -11,7 +11,8 @@
   that plain PyTorch recorded then does not take these zeros for a selection of the program.
 - Tensors: `total` is the sum of a tensor's elements, `part_here` the part of it on this process, and `stored` the
   elements that a sparse tensor stores (`is_sparse`), at the indices `stored_at`. `joined` has the elements of several
-  tensors. `is_wrapped`: a transform of `torch.func` has wrapped the tensor. `any_of` says whether one of many bools is
+  tensors. `is_wrapped`: a transform of `torch.func`, or an older one, has wrapped the tensor; `has_wrapper`: one of
+  `torch.func` has. The tensor `inside_wrapper` may have another, and `unwrapped` has none. `any_of` says whether one is
   True. `tree_map` and `tree_map_only` change the tensors of a tree.
 - What PyTorch does in this thread: `functions_unseen`, `is_profiled` and `set_recording`. A `Mode` sees operators, and
   does not import the compiler; `push_mode` and `pop_mode` switch modes. `not_compiled` keeps the compiler out of a
@@ -34,6 +35,7 @@ from ..functions.graph import Edge as Edge
 from ..functions.graph import Graph as Graph
 from ..functions.graph import can_be_read_again as can_be_read_again
 from ..functions.graph import forward_class as forward_class
+from ..functions.graph import hooks_of as hooks_of
 from ..functions.graph import is_region as is_region
 from ..functions.graph import run as run
 from ..functions.graph import saved_tensors as saved_tensors
@@ -42,6 +44,8 @@ from ..functions.record import UNKNOWN, record_of
 from ..masks.mask import anywhere
 from ..masks.mask import was_broadcast as was_broadcast
 from ..masks.numbers import form_of as form_of
+from ..masks.numbers import has_wrapper as has_wrapper
+from ..masks.numbers import inside_wrapper as inside_wrapper
 from ..masks.numbers import is_sparse as is_sparse
 from ..masks.numbers import is_wrapped as is_wrapped
 from ..masks.numbers import joined as joined
@@ -49,6 +53,7 @@ from ..masks.numbers import shared_forms as shared_forms
 from ..masks.numbers import stored as stored
 from ..masks.numbers import stored_at as stored_at
 from ..masks.numbers import total as total
+from ..masks.numbers import unwrapped as unwrapped
 from ..masks.trees import tree_map as tree_map
 from ..masks.trees import tree_map_only as tree_map_only
 from ..masks.watching import Mode as Mode

@@ -38,11 +38,11 @@ CALLS = {
     ),
     "main": Call(
         0, """
-        import pickle, sys
+        import os, pickle, sys
         class Mine:
             pass
         if __name__ == '__main__':
-            print(sys.argv[1:], sys.argv[0] == __file__, type(pickle.loads(pickle.dumps(Mine()))).__name__)
+            print(sys.argv[1:], os.path.isabs(__file__), type(pickle.loads(pickle.dumps(Mine()))).__name__)
         """,
         "['--json', '-m', 'a b'] True Mine\n", FINE, ("main.py", "--json", "-m", "a b"),
     ),
@@ -62,6 +62,9 @@ CALLS = {
     "exit_0": Call(1, BAD + "raise SystemExit(0)", "", REPORT),
     "exit_text": Call(1, "raise SystemExit('no data')", "", FINE, error="no data\n"),
     "raises": Call(1, BAD + "raise ValueError('mine')", "", REPORT, error="ValueError: mine\n"),
+    "own_hook": Call(
+        1, "import sys\nsys.excepthook = lambda *a: print('hook', a[1])\nraise ValueError('mine')", "hook mine\n", FINE
+    ),
     "interrupted": Call(-2, BAD + "raise KeyboardInterrupt", "", REPORT, error="KeyboardInterrupt\n"),
     "elsewhere": Call(1, "", "mine\n", ROOT, ("inner/uses_helpers.py",)),
     "module": Call(1, "", "['--epochs', '3'] __main__ package\n", REPORT, ("-m", "package.train", "--epochs", "3")),

@@ -120,11 +120,25 @@ def test_subclasses():
 
 
 def test_function_transforms():
-    """Nobody can look into them: the report says so."""
+    """Nobody can look into them: the report says so, and names the line of what a transform returns."""
     with explain() as report:
         torch.func.grad(lambda x: x.square().sum().sqrt())(torch.zeros(2))
         torch.func.vmap(torch.func.grad(lambda x: x.log().sum()))(torch.zeros(2, 3))
-    assert report.ok and any("torch.func" in note for note in report.notes)
+    assert told(report) == [("bad input", "forward", "torch.func")]
+    assert any("torch.func" in note for note in report.notes)
+
+
+def test_the_same_line_inside_of_a_transform_and_outside():
+    """The tensors of a transform have no memory to ask for."""
+
+    def loss_of(x):
+        return torch.where(x > 9, x, (x - x.detach()).sqrt()).mean()
+
+    x = torch.ones(3, 2, requires_grad=True)
+    with explain() as report:
+        torch.func.vmap(torch.func.grad(loss_of))(x.detach())
+        loss_of(x).backward()
+    assert told(report) == [("undefined", "backward", "sqrt")]
 
 
 SCRIPT = """

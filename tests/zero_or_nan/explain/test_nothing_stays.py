@@ -1,10 +1,14 @@
 """After a block nothing of it is left: no patch, mode, or hook, no tensor of the user's; and memory stays bounded."""
 
+import contextlib
 import gc
+import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +19,9 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
+import zero_or_nan
 from zero_or_nan import explain
+from zero_or_nan.explain.program.tensors import without_warnings
 
 
 def of_pytorch():
@@ -103,6 +109,46 @@ def test_whatever_ends_it(where, error):
     assert [origin.kind for origin in report] == ["contaminated"]
 
 
+def watched_block(x, optimizer):
+    with explain():
+        x.exp().sum().backward()
+
+
+@explain.on_failure
+def decorated_step(x, optimizer):
+    x.exp().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # while a generator is let go
+@pytest.mark.parametrize("run", [watched_block, decorated_step])
+def test_ctrl_c_at_any_call_of_ours(run):
+    """Python looks for signals where a function begins. PyTorch's own functions may leave a mode, and are left out."""
+    ours = str(Path(zero_or_nan.__file__).parent)
+    left: list[int] = []
+
+    def interrupt(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(ours):
+            left[0] -= 1
+            if not left[0]:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+
+    x = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=0.1)
+    before, count = of_pytorch(), 0
+    while not left or left[0] <= 0:
+        count += 1
+        left[:] = [count]
+        with contextlib.suppress(KeyboardInterrupt):
+            sys.settrace(interrupt)
+            run(x, optimizer)
+        sys.settrace(None)
+        for one, other in zip(of_pytorch(), before, strict=True):
+            assert one is other or one == other, count
+    assert count > 50
+
+
 def test_one_watch_is_entered_once():
     watch = explain()
     with watch, pytest.raises(RuntimeError, match="on already"):
@@ -136,6 +182,28 @@ def test_two_threads():
             lambda: work("sqrt", lambda: torch.tensor([0.0], requires_grad=True).sqrt().sum()),
         )
     assert reports == {"log": ["log"], "sqrt": ["sqrt"]} and report.ok and not report.passes
+
+
+def test_the_filters_of_warnings_after_two_threads():
+    """Each silences itself alone, whichever ends first."""
+    steps = threading.Barrier(2, timeout=20)
+
+    def work(ends_first):
+        with without_warnings():
+            steps.wait()
+            warnings.warn("of a thread that is silent", stacklevel=1)
+            if not ends_first:
+                steps.wait()
+        if ends_first:
+            steps.wait()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = list(warnings.filters)
+        in_threads(lambda: work(True), lambda: work(False))
+        warnings.warn("of this thread", stacklevel=1)
+        assert list(warnings.filters) == before
+    assert [str(each.message) for each in caught] == ["of this thread"]
 
 
 def steps():
@@ -203,3 +271,30 @@ def test_a_long_loop(spoils_at):
         late = ours()
     assert len(report) == (0 if spoils_at is None else 1)
     assert late < early + 250  # memory that was given back is swept from time to time; a step would keep one at least
+
+
+@pytest.mark.parametrize("function", [torch.square, lambda y: torch.where(y > 0, y.log(), y * 0), torch.sqrt])
+def test_a_saved_tensor_is_unpacked_as_often_as_without_the_watch(function):
+    """An offloader hands each tensor out once."""
+
+    def train():
+        store, unpacked = {}, []
+
+        def pack(tensor):
+            store[len(store)] = tensor.detach().clone()
+            return len(store) - 1
+
+        def unpack(key):
+            unpacked.append(key)
+            return store.pop(key)
+
+        x = torch.tensor([0.0, 1.0], requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            loss = function(x * 1).sum()
+        loss.backward()
+        return unpacked
+
+    with explain() as report:
+        watched = train()
+    assert watched == train()
+    assert report.ok == (function is torch.square)

@@ -100,7 +100,7 @@ def test_what_an_optimizer_makes_itself(kind, options, dtype):
     assert (origin.kind, origin.module, origin.count) == ("undefined", f"{kind.__name__}.step", 2)
     assert origin.times == 1 and "eps" in origin.remedy
     if "fused" not in options:
-        assert origin.operands.endswith(("0 / 0", "/ 0 = inf"))
+        assert origin.operands.endswith(("0 / 0", "/ 0 = inf", "… / 0"))
     assert train_with_gradient_0(kind, {**options, "eps": 1e-4}, dtype).isfinite().all()
     assert train_with_gradient_0(kind, {**options, "eps": 1e-8}, torch.float32).isfinite().all()
 
@@ -116,3 +116,94 @@ def test_the_forward_in_a_closure_is_not_the_optimizers():
         return y.sum()
 
     assert told(report_of(lambda: optimizer.step(closure))) == [("undefined", "log", "")]
+
+
+inf = float("inf")
+LAST = {
+    "eps is 0 in float16": (torch.optim.Adam, {}, torch.float16, 1.0, 1e-4, "undefined", "eps=1e-4"),
+    "0 by 0, all at once": (torch.optim.AdamW, {"foreach": True}, torch.float16, 1.0, 0.0, "undefined", "eps=1e-4"),
+    "root of eps": (torch.optim.RMSprop, {}, torch.float16, 1.0, 1e-4, "undefined", "eps"),
+    "decay": (torch.optim.AdamW, {"lr": 1e20, "weight_decay": 1.0}, torch.float32, 1e30, 1.0, "overflow", "rate"),
+    "weight decay, fused": (
+        torch.optim.SGD, {"weight_decay": 1e10, "fused": True}, torch.float32, 1e30, 1.0, "overflow", "weight_decay"
+    ),
+    "step": (torch.optim.SGD, {"lr": 1e10}, torch.float32, 1.0, 1e30, "overflow", "learning rate"),
+    "learning rate": (torch.optim.SGD, {"lr": inf}, torch.float32, 1.0, 1.0, "bad input", "lr"),
+    "learning rate times 0": (torch.optim.SGD, {"lr": inf}, torch.float32, 1.0, 0.0, "bad input", "lr"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LAST)
+def test_the_last_step_of_a_block_is_told(case):
+    """No pass comes after it, and every gradient is finite. A wider type, or other options, keep the weight finite."""
+    kind, options, dtype, weight, slope, expected, word = LAST[case]
+    w = torch.full((2,), weight, dtype=dtype, requires_grad=True)
+    optimizer = kind([w], **options)
+
+    def program():
+        (w * slope).sum().backward()
+        optimizer.step()
+
+    (origin,) = report_of(program)
+    assert w.grad.isfinite().all() and not w.isfinite().any()
+    assert (origin.kind, origin.module, origin.reached) == (expected, f"{kind.__name__}.step", ["w"])
+    assert origin.source == "optimizer.step()" and word in origin.remedy
+    assert "the optimizer wrote this element into a parameter" in str(origin)
+
+
+BY_HAND = [
+    (lambda w: w.addcdiv_(w.grad * 0, w.grad * 0, value=-1.0), ("undefined", "addcdiv", "-1 × 0 / 0")),
+    (lambda w: w.add_(w.grad * 1e30, alpha=-1e20), ("overflow", "add", "-1e20 × 1e30 < -3.4e38")),
+    (lambda w: w.div_(0), ("undefined", "div", "… / 0")),
+    (lambda w: w.neg_().log_(), ("undefined", "log", "")),
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), BY_HAND)
+def test_a_step_by_hand_is_told_without_the_number_that_it_overwrote(change, expected):
+    w = torch.full((2,), 5.0, requires_grad=True)
+
+    def program():
+        w.sum().backward()
+        with torch.no_grad():
+            change(w)
+
+    assert telling("kind", "operator", "operands")(report_of(program)) == [expected]
+
+
+def test_what_does_no_harm_after_the_last_pass_is_not_told():
+    w = torch.ones(2, dtype=torch.float16, requires_grad=True)
+    before, optimizer = w.detach().clone(), torch.optim.Adam([w])
+
+    def restored():
+        (w * 0).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            w.copy_(before)
+
+    def left_out():
+        w.sum().backward()
+        with torch.no_grad():
+            w.masked_fill_(torch.tensor([True, False]), -inf)
+
+    kept = torch.log(torch.tensor([1.0, 0.0])).requires_grad_()
+
+    def ignored():
+        kept.data = torch.log(torch.tensor([1.0, 0.0]))
+        torch.where(torch.tensor([True, False]), kept, 0).sum().backward()
+        torch.optim.SGD([kept], lr=0.1).step()
+
+    for program in (restored, left_out, ignored):
+        report = report_of(program)
+        assert report.ok, report
+
+
+def test_a_step_adds_nothing_to_what_its_gradient_is_told_of():
+    w = torch.zeros(2, requires_grad=True)
+
+    def program():
+        torch.where(w > 0, w.log(), 0).sum().backward()
+        torch.optim.SGD([w], lr=0.1).step()
+
+    assert told(report_of(program)) == [("contaminated", "log", "")]
+    assert w.isnan().all()

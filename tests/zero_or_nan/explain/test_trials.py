@@ -278,7 +278,9 @@ def test_a_line_that_makes_numbers_larger_each_time_is_no_line_to_rewrite(first)
 
 def test_a_number_that_was_only_rounded_is_known_to_exist(first):
     origin = first(leaf([1e-4]) + "c = torch.cos(x)\nangle = torch.acos(c)\nangle.sum().backward()")
-    assert origin.exact.startswith("and its exact derivative is 1:") and origin.exact.endswith("before it was rounded")
+    assert origin.exact.startswith("and its exact derivative is 1:") and origin.exact.endswith(
+        "loses a number on the way to it"
+    )
     assert "a choice" not in origin.remedy
 
 
@@ -358,3 +360,16 @@ def test_calls_that_refuse_to_run_again_get_advice(first, monkeypatch):
     monkeypatch.setattr(trial, "lost_on_the_way", refused)
     origin = first(leaf([0.0]) + "x.log().sum().backward()")
     assert origin.replaces is None and origin.remedy.startswith("# the numbers of this call are not known any more")
+
+
+def test_the_numbers_beside_a_remedy_are_those_of_the_element_that_failed(first):
+    origin = first(leaf([1.0, 2.0, 1e-30]) + "y = (x * x).sqrt()\ny.sum().backward()")
+    assert origin.exact.startswith("and its exact derivative is 1: ") and "value 1e-30" in origin.remedy
+    origin = first(leaf([1.0, 2.0, 0.0]) + "y = x.sqrt()\ny.sum().backward()")
+    assert "the slope at 0 is 0. Tried on your numbers: value 0, gradient 0" in origin.remedy
+
+
+def test_advice_is_tried_where_backward_runs_under_no_grad(first):
+    source = "p = (x * 300).softmax(0)\nloss = (p * p.log()).sum()\nwith torch.no_grad():\n    loss.backward()"
+    origin = first(leaf([1.0, 2.0]) + source)
+    assert origin.kind == "overflow" and "log_softmax(x * 300, dim=0)" in origin.remedy

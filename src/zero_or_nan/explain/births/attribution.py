@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ...functions.numerics import numerics_of
-from ...ignoring.inside import any_of, is_region, is_sparse
-from ..program.code import buffers_of, is_loading, overwritten_by
-from ..program.tensors import is_finite, not_finite, numbers_of, tensors_in, unreadable_layout
+from ...ignoring.inside import any_of, has_wrapper, inside_wrapper, is_region, is_sparse, unwrapped
+from ..program.code import Place, buffers_of, is_loading, is_transforming, overwritten_by
+from ..program.tensors import bad_numbers_of, is_finite, node_of, not_finite, numbers_of, tensors_in, unreadable_layout
 from .call import (
     Call,
     Change,
@@ -30,8 +30,11 @@ from .call import (
     of_infinities,
     was_there,
 )
-from .findings import COMPILED, Findings, node_of, note_call, note_passed
+from .findings import COMPILED, Findings, note_call, note_passed
 from .provenance import LEAVES_OUT, NANS, OTHERS, Birth, Provenance, all_births, joined, without
+
+_TRANSFORM = "torch.func"
+"""The name of a transform in a report."""
 
 
 class Result(NamedTuple):
@@ -130,6 +133,8 @@ class Attribution:
     def came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Birth:
         """The birth of a tensor that is not finite, and that no function in the block has made."""
         births, node = self.findings.births, node_of(tensor)
+        if is_transforming():
+            return self._out_of_transform(tensor, here, call.place)
         place = self.findings.place_of_region(node)
         if not is_region(node) or place is None:
             birth = come_in(tensor, here, call)
@@ -144,6 +149,22 @@ class Attribution:
         birth = births.known(birth)
         note_passed(node, [Provenance({birth: ()})])
         return birth
+
+    def came_out(self, results: Any, place: Place) -> None:
+        """Look at the gradients that a pass hands to a transform of `torch.func`.
+
+        The outermost transform returns its gradients. Those of another one may be left out by the next.
+        """
+        for result in filter(has_wrapper, tensors_in(results)):
+            tensor, is_returned = unwrapped(result), not has_wrapper(inside_wrapper(result))
+            here = bad_numbers_of(tensor)
+            if here is not None:
+                keep = self.findings.keep_result if is_returned else self.findings.provenances.keep
+                keep(tensor, Provenance({self._out_of_transform(tensor, here, place): ()}))
+
+    def _out_of_transform(self, tensor: Tensor, here: Tensor, place: Place) -> Birth:
+        call = Call(None, _TRANSFORM, place)
+        return self.findings.births.known(come_out(tensor, here, not_finite(here), call, _TRANSFORM))
 
     def _operands(
         self, call: Call, args: Any, bad: list[Result], before: Tensor | None, buffers: Sequence[Tensor]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -377,19 +378,22 @@ def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change
         at: the position of the result among the results.
         change: puts finite numbers in place of the operands' NaN and infinities that the elements were not made of.
     """
-    written = call.infinite_number()
+    written, optimizer = call.infinite_number(), optimizer_here()
     here = numbers_of(result)
-    if written is not None and is_nan(written):
-        return describe("given", call, result, entries, str(written))
+    if written is not None and (is_nan(written) or optimizer):
+        return describe("given", call, result, entries, str(written), optimizer=optimizer)
     if written is not None and not (here is not None and bool((here.isnan() & entries).any())):
         return describe("meant", call, result, entries, str(written), infinite=written)
     born = first_born_in(call, entries, change)
-    too_large = _only_too_large(call, entries, at, born, result, change)
+    is_overwritten = any(result is each for each in tensors_in(call.args[:1]))  # the experiments have 1 in its place
+    made_nan = here is not None and not bool((entries & ~here.isnan()).any())
+    is_of_lost_number = is_overwritten and not optimizer and born is None and made_nan  # as `log_` of -1
+    too_large = not is_of_lost_number and _only_too_large(call, entries, at, born, result, change)
     text = born.text if born is not None else ""
     of_large = born is not None and born.of_large
-    optimizer = optimizer_here()
-    if optimizer:
-        text = text.removeprefix("1 + ")  # 1 in place of the parameter, of which there is no copy from before
+    if is_overwritten:
+        divided = re.match(r"1 (/ \S+)", text)
+        text = f"… {divided[1]}" if divided is not None else text[4:] if text.startswith("1 + ") else ""
     more = {"too_large": too_large, "of_large": of_large, "optimizer": optimizer}
     return describe("made", call, result, entries, text, **more)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...ignoring.inside import tree_map, tree_map_only
-from ..program.tensors import on_copies, rerun, without_side_effects
+from ..program.tensors import node_of, on_copies, rerun, without_side_effects
 from .call import Call
 
 DEPTH = 12
@@ -34,11 +34,13 @@ class Chain:
         call: the last call.
         made: by the identity of a tensor, the tensor and the call that computed it.
         wanted: the identities of the tensors that had a gradient.
+        order: which derivative of the call the program computes: 2 for the gradient of a gradient.
     """
 
     call: Call
     made: dict[int, tuple[Tensor, Call]] = field(default_factory=dict)
     wanted: set[int] = field(default_factory=set)
+    order: int = 1
 
     def of(self, tensor: Any) -> Call | None:
         """The call that computed a tensor, if it is in the chain."""
@@ -56,12 +58,12 @@ class Chain:
             return call._replace(casts=None) if call.is_beside(line) else call
 
         made = {key: (tensor, plain(call)) for key, (tensor, call) in self.made.items()}
-        return Chain(plain(self.call), made, self.wanted)
+        return replace(self, call=plain(self.call), made=made)
 
     def checked(self) -> Chain:
         """The chain without calls that do not give, run again, what they gave."""
         made = {key: pair for key, pair in self.made.items() if _gives(pair[1], pair[0])}
-        return Chain(self.call, made, self.wanted)
+        return replace(self, made=made)
 
     def run(self, dtype: torch.dtype | None = None, given: Mapping[int, Tensor] = MappingProxyType({})) -> Run:
         """Run the chain again, and record a graph.
@@ -71,7 +73,7 @@ class Chain:
             given: by the identity of a tensor, the value to take for it. Those that no call in the chain computed are
                 taken as they are.
         """
-        run = Run({}, {}, None)
+        run = Run({}, {}, None, self.order)
         with without_side_effects(), torch.enable_grad():
             for key, value in given.items():
                 run.take(key, value, dtype, key in self.wanted)
@@ -107,11 +109,13 @@ class Run:
         values: by the identity of a tensor of the chain, its value now, in the order in which they were computed.
         leaves: those that no call computed, and that have a gradient.
         result: the result of the last call.
+        order: that of the chain.
     """
 
     values: dict[int, Any]
     leaves: dict[int, Tensor]
     result: Any
+    order: int = 1
 
     def take(self, key: int, tensor: Tensor, dtype: torch.dtype | None, wanted: bool) -> None:
         """Take a tensor as it is; as a leaf, if its gradient is wanted."""
@@ -123,23 +127,24 @@ class Run:
         self.values[key] = value
 
 
-def chain_of(call: Call, has_gradient: bool, computed_by: Callable[[Tensor], Call | None]) -> Chain:
+def chain_of(call: Call, has_gradient: bool, computed_by: Callable[[Tensor], Call | None], order: int) -> Chain:
     """A call with the calls before it.
 
     Args:
         call: the last call.
         has_gradient: whether its result had one. Under `no_grad`, only the value has to be right.
         computed_by: gives the call that computed a tensor; None if it isn't known.
+        order: which derivative the program computes.
     """
     detached: dict[int, Tensor] = {}
-    chain = Chain(call)
+    chain = Chain(call, order=order)
 
     def without_graph(tensor: Tensor, depth: int) -> Tensor:
         if id(tensor) not in detached:
             detached[id(tensor)] = copy = tensor.detach()
             if tensor.requires_grad and has_gradient:
                 chain.wanted.add(id(copy))
-            is_leaf = tensor.requires_grad and tensor.grad_fn is None
+            is_leaf = tensor.requires_grad and node_of(tensor) is None
             before = computed_by(tensor) if depth and not is_leaf else None
             if before is not None:
                 chain.made[id(copy)] = copy, of(before, depth - 1)

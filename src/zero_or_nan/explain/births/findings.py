@@ -24,12 +24,13 @@ from ...ignoring.inside import (
     REPORT,
     TELLS_OF_HOOKS,
     can_be_read_again,
+    hooks_of,
     is_pytorchs,
     saved_tensors,
     saw,
 )
 from ..program.code import Place, is_recomputed, printable
-from ..program.tensors import BadElements, address, bad_numbers_of, memory, tensors_in
+from ..program.tensors import BadElements, address, bad_numbers_of, memory, node_of, tensors_in
 from .call import Call
 from .chain import DEPTH, Chain, chain_of
 from .provenance import Birth, Provenance, Provenances, all_births
@@ -141,12 +142,13 @@ class Births:
 
 
 class Step(NamedTuple):
-    """A call, what it gave, the node of the result, and the size of the operands in bytes."""
+    """A call, what it gave, the node of the result, the operands' size in bytes, and the order of a derivative."""
 
     call: Call
     result: weakref.ref[Tensor]
     node: Any
     size: int
+    order: int = 1
 
 
 class History:
@@ -197,8 +199,10 @@ class History:
         return None if step is None else step.call
 
     def of_node(self, node: Any) -> Step | None:
-        """The call whose derivative a node computes."""
-        return self._by_node.get(node)
+        """The call whose derivative a node computes, with the order of this derivative."""
+        forward, order = node.metadata.get(_DERIVED, (node, 1))
+        step = self._by_node.get(forward)
+        return None if step is None else step._replace(order=order)
 
     def note_birth(self, birth: Birth, step: Step | None) -> None:
         """Note in which call a number was born."""
@@ -222,7 +226,7 @@ class History:
             if len(found) <= DEPTH and any(id(tensor) in results for tensor in later.call.tensors()):
                 found.append(later)
                 results.add(id(later.result()))
-        return [chain_of(each.call, each.node is not None, self._call_of) for each in found]
+        return [chain_of(each.call, each.node is not None, self._call_of, step.order) for each in found]
 
     def comparison(self, birth: Birth) -> list[Chain]:
         """The call that compares a target with a prediction, and those that used its result, if the target has a birth.
@@ -317,6 +321,9 @@ class Findings:
 CALLED = "zero_or_nan.called"
 """The key in a node's metadata for the function and the place of its forward call."""
 
+_DERIVED = "zero_or_nan.derived"
+"""The key, in a node that a pass recorded, for the node of the forward call and the order of the derivative."""
+
 _CARRIES = "zero_or_nan.carries"
 """The key for the elements of each output that are not finite, with their births."""
 
@@ -325,6 +332,9 @@ _PASSES = "zero_or_nan.passes"
 
 _READABLE = "zero_or_nan.readable"
 """The key for whether its saved tensors can be read without running a hook. Newer releases of PyTorch know this."""
+
+_USES_HOOKS = "zero_or_nan.hooks"
+"""The key for whether a hook of the user's had packed its saved tensors. Newer releases of PyTorch know this, too."""
 
 _REGION = "zero_or_nan.region"
 """The key for the call of a compiled region that the node comes from."""
@@ -336,17 +346,6 @@ Carried = dict[int, list[tuple[Birth, Tensor]]]
 """By output of a node: births, each with its elements, as a tensor that is True there."""
 
 
-def node_of(tensor: Tensor) -> Any:
-    """The node of a tensor in the graph, or None.
-
-    Under `no_grad`, a view of a leaf may be written to. PyTorch then refuses to say whether the view has a node.
-    """
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        return None
-
-
 def note_call(node: Any, name: str, place: Place) -> None:
     """Write on a node which call it comes from. The first call counts."""
     known = node.metadata
@@ -355,6 +354,14 @@ def note_call(node: Any, name: str, place: Place) -> None:
         saw(node)
         if not TELLS_OF_HOOKS:
             known[_READABLE] = not HOOKS
+            known[_USES_HOOKS] = any(map(is_users, (hooks.unpack_hook for hooks in HOOKS)))
+
+
+def note_derivative(node: Any, caller: Any, name: str, place: Place) -> None:
+    """Write on a node that a pass recorded which call's derivative it differentiates. The node of the call knows it."""
+    note_call(node, name, place)
+    forward, order = caller.metadata.get(_DERIVED, (caller, 1))
+    node.metadata[_DERIVED] = forward, order + 1
 
 
 def note_passed(node: Any, provenances: Iterable[Provenance]) -> None:
@@ -393,6 +400,16 @@ def passed_by(node: Any) -> tuple[Birth, ...]:
 def can_run_again(node: Any) -> bool:
     """Whether a node's derivative may be run once more. PyTorch's own can; others may have any side effect."""
     return is_pytorchs(node) and can_be_read_again(node, node.metadata.get(_READABLE, False))
+
+
+def runs_hook(node: Any) -> bool:
+    """Whether a node's derivative runs a hook of the user's, which may hand out a saved tensor only once."""
+    return any(map(is_users, hooks_of(node))) or bool(node.metadata.get(_USES_HOOKS, False))
+
+
+def is_users(hook: Any) -> bool:
+    """Whether a hook on saved tensors is not PyTorch's own, as those of checkpoints and of `save_on_cpu` are."""
+    return not str(getattr(hook, "__module__", "")).startswith("torch.")
 
 
 def saved_by(node: Any) -> Iterator[Tensor]:

@@ -33,7 +33,7 @@ from ..program.tensors import are_finite, here_of, is_finite, not_finite, number
 from .arithmetic import Computation, first_born, limit, number
 from .call import Call, come_in, describe, finite_ones
 from .diagnosis import Born, Events
-from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed_by, saved_by, share_readable
+from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed_by, runs_hook, saved_by, share_readable
 from .provenance import Birth, Provenance, all_births
 
 
@@ -191,6 +191,8 @@ def _is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
 def _point(node: Any, index: tuple[int, ...], bad: Tensor) -> str:
     """The number at which a derivative was taken, as text, as far as the node knows it."""
     known = numerics_of_node(node)
+    if runs_hook(node):
+        return ""
     with contextlib.suppress(Exception):
         saved = getattr(node, "_saved_self", None)
         if isinstance(saved, Tensor):

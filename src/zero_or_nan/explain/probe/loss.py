@@ -7,7 +7,6 @@ import inspect
 import io
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from ...ignoring.inside import graph_from, leaves_of, tree_map
 from ..births.diagnosis import Diagnosis
 from ..births.findings import History
 from ..births.provenance import Kind as OfOrigin
-from ..program.tensors import are_finite, tensors_in
+from ..program.tensors import are_finite, tensors_in, without_warnings
 from ..report.narration import Names, Narration
 from ..report.report import Report
 from ..training.before import Before
@@ -231,8 +230,7 @@ class Loss:
                 torch.set_default_dtype(dtype)
                 for module in self._modules.values():
                     module._buffers.update({name: _wider(each, dtype) for name, each in module._buffers.items()})
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.enable_grad():
-                warnings.simplefilter("ignore")
+            with without_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.enable_grad():
                 yield
         finally:
             torch.set_default_dtype(default)

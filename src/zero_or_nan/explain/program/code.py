@@ -179,6 +179,12 @@ def is_loading() -> bool:
     return any(at.f_code is _LOAD for at in ours)
 
 
+def is_transforming() -> bool:
+    """Whether a transform of `torch.func` calls what runs now, as opposed to the function that it transforms."""
+    ours = takewhile(lambda at: is_inside(at.f_code.co_filename), _outward(sys._getframe(1)))
+    return any(at.f_code.co_filename.endswith("eager_transforms.py") for at in ours)
+
+
 def is_recomputed() -> bool:
     """Whether a checkpoint runs this code again."""
     return any(at.f_code.co_filename == _CHECKPOINT for at in _outward(sys._getframe(1)))

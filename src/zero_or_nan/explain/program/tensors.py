@@ -6,11 +6,12 @@ To read them takes operators of PyTorch. `unseen` keeps these out of sight of th
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ from ...ignoring.inside import (
     part_here,
     pop_mode,
     push_mode,
+    set_recording,
     shared_forms,
     stored,
     stored_at,
@@ -127,6 +129,17 @@ def each_in(things: Any, kind: type[T]) -> list[T]:
         elif isinstance(thing, dict):
             left += [*thing.values()][::-1]
     return found
+
+
+def node_of(tensor: Tensor) -> Any:
+    """The node of a tensor in the graph, or None.
+
+    Under `no_grad`, a view of a leaf may be written to. PyTorch then refuses to say whether the view has a node.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def here_of(tensor: Tensor) -> Any:
@@ -287,9 +300,25 @@ def are_finite(values: Any) -> bool:
     return all(is_finite(here) for here in map(numbers_of, tensors_in(values)) if here is not None)
 
 
+def unrecorded(function: Callable[..., T]) -> Callable[..., T]:
+    """The same as `torch.no_grad()`, except that Ctrl-C cannot leave the recording off."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> T:
+        recording = torch.is_grad_enabled()
+        try:
+            set_recording(False)
+            return function(*args)
+        finally:
+            set_recording(recording)
+
+    return run
+
+
+@unrecorded
 def are_finite_at_once(tensors: Iterable[Tensor]) -> bool:
     """Whether all tensors are finite. The answer is fetched from their device at once."""
-    with unseen(), torch.no_grad():  # otherwise a surrounding `explain` would watch these sums
+    with unseen():  # otherwise a surrounding `explain` would watch these sums
         small: list[Tensor] = []
         large: list[Tensor] = []
         others: list[Tensor] = []
@@ -381,9 +410,30 @@ def without_side_effects() -> Iterator[None]:
     """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     alone = _Alone() if in_several_processes() else nullcontext()
-    with unseen(), alone, torch.random.fork_rng(devices=list(devices)), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with unseen(), alone, torch.random.fork_rng(devices=list(devices)), without_warnings():
         yield
+
+
+class _OfThisThread:
+    """The pattern of a filter that matches each warning of one thread."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+    def match(self, text: str) -> bool:
+        return threading.get_ident() == self.thread
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """While entered, this thread shows no warning. `warnings.catch_warnings` puts back what other threads changed."""
+    only_here: Any = ("ignore", _OfThisThread(), Warning, None, 0)
+    warnings.filters.insert(0, only_here)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # another thread has put back the filters of before
+            warnings.filters.remove(only_here)  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ...ignoring.inside import functions_unseen
 from ..births.arithmetic import number
-from ..program.tensors import numbers_of
+from ..program.tensors import numbers_of, unrecorded
 
 GROWN = 1000.0
 """How many times the first loss and the first largest parameter a later one is, if it has grown."""
@@ -144,9 +144,10 @@ class Course:
         return f"{' → '.join(texts)} in {steps} {self.unit if steps == 1 else self._units}"
 
 
+@unrecorded
 def largest(parameters: Iterable[Any]) -> float | None:
     """The largest absolute value among parameters; None if there is none, or if one is not finite."""
-    with torch.no_grad(), functions_unseen():  # otherwise a surrounding `explain` would watch this
+    with functions_unseen():  # otherwise a surrounding `explain` would watch this
         ends = [_ends(here) for here in map(numbers_of, parameters) if here is not None]
     sizes = [abs(float(end)) for pair in ends for end in pair]
     return max(sizes) if sizes and all(map(math.isfinite, sizes)) else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,15 +23,17 @@ from ..program.tensors import not_finite, without_side_effects
 _FLOORS = {torch.float64: 1e-12, torch.float32: 1e-6}
 """What is added to a positive number that underflowed. Smaller dtypes get 1e-3."""
 
+_ORDERS = {1: "", 2: "second ", 3: "third "}
+
 
 class Outcome(NamedTuple):
-    """A result, and the gradient of its elements by each leaf, by the identity of the leaf.
+    """A result, and the derivatives of its elements, each by the identity of the leaf and its order.
 
     The elements have different weights: the gradient of the plain sum of a softmax is 0.
     """
 
     value: Tensor
-    gradients: Mapping[int, Tensor]
+    gradients: Mapping[tuple[int, int], Tensor]
 
     @property
     def parts(self) -> list[Tensor]:
@@ -46,24 +48,52 @@ class Outcome(NamedTuple):
 
 
 def outcome(run: Run, of: Container[int] | None = None) -> Outcome:
-    """The outcome of a run, with the gradients by all leaves, or by those `of` these identities."""
+    """The outcome of a run, with the derivatives by all leaves, or by those `of` these identities."""
     leaves = {key: leaf for key, leaf in run.leaves.items() if of is None or key in of}
-    weights = torch.arange(run.result.numel(), device=run.result.device, dtype=torch.float64).sin() / 2 + 1
-    weights = weights.to(run.result.dtype).reshape(run.result.shape)
-    return Outcome(run.result.detach(), _gradients(run.result, leaves, weights))
+    found: dict[tuple[int, int], Tensor] = {}
+    latest = [run.result]
+    for order in range(1, run.order + 1):
+        latest = _gradients(latest, list(leaves.values()), [_weights(each) for each in latest], order < run.order)
+        found.update({(key, order): each.detach() for key, each in zip(leaves, latest, strict=True)})
+    return Outcome(run.result.detach(), found)
 
 
-def slope(run: Run, at: tuple[int, ...]) -> Mapping[int, Tensor]:
-    """The gradient of one element of the result of a run."""
-    return _gradients(run.result[at], run.leaves, torch.ones_like(run.result[at]))
+def _weights(result: Tensor) -> Tensor:
+    weights = torch.arange(result.numel(), device=result.device, dtype=torch.float64).sin() / 2 + 1
+    return weights.to(result.dtype).reshape(result.shape)
 
 
-def _gradients(result: Tensor, leaves: Mapping[int, Tensor], weights: Tensor) -> Mapping[int, Tensor]:
-    if not leaves or not result.requires_grad:
-        return {key: torch.zeros_like(leaf) for key, leaf in leaves.items()}
+def slope(run: Run, key: int, order: int, at: tuple[int, ...], by: tuple[int, ...]) -> float:
+    """The derivative of one element of the result of a run by one element of a leaf."""
+    one = run.result[at]
+    for _ in range(order):
+        (found,) = _gradients([one], [run.leaves[key]], [torch.ones_like(one)], is_recorded=True)
+        one = found[by]
+    return float(one.detach())
+
+
+def first_of(elements: Tensor) -> tuple[int, ...]:
+    """The index of the first element that is True, or else of the first element."""
+    found = elements.nonzero()
+    return tuple(found[0].tolist()) if len(found) else (0,) * elements.dim()
+
+
+def failed_at(found: Outcome) -> tuple[int, ...]:
+    """The index of the first element that is not finite, or else of the first whose own derivative is not."""
+    bad = [not_finite(part) for part in found.parts if part.shape == found.value.shape]
+    return first_of(next((each for each in bad if bool(each.any())), bad[0]))
+
+
+def _gradients(
+    results: Sequence[Tensor], leaves: list[Tensor], weights: Sequence[Tensor], is_recorded: bool = False
+) -> list[Tensor]:
+    pairs = [(result, weight) for result, weight in zip(results, weights, strict=True) if result.requires_grad]
+    if not leaves or not pairs:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    of, by = zip(*pairs, strict=True)
     with without_side_effects(), torch.enable_grad():
-        options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
-        return dict(zip(leaves, torch.autograd.grad(result, list(leaves.values()), weights, **options), strict=True))
+        options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True, "create_graph": is_recorded}
+        return list(torch.autograd.grad(of, leaves, by, **options))
 
 
 def exists(before: Outcome, exact: Outcome) -> bool:
@@ -78,16 +108,16 @@ class Lost(NamedTuple):
     Attributes:
         exact: the value or the derivative, as a phrase.
         fits: whether the dtype has room for it.
+        how: how a number on the way to it was lost, as a sentence.
         call, result: the first call that gave 0 or an infinity for another number, and what it gave; None if a number
             was only rounded.
-        how: how this number was lost, as a sentence.
     """
 
     exact: str
     fits: bool
+    how: str
     call: Call | None = None
     result: Tensor | None = None
-    how: str = "a number before it was rounded"
 
     def __str__(self) -> str:
         return f"and {self.exact}: {self.how}"
@@ -99,12 +129,13 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
     exact = outcome(run)
     fits = exists(before, exact)
     dtype = before.value.dtype
-    too_large = f"{str(dtype).removeprefix('torch.')} ends at {limit(dtype)}"
+    name = str(dtype).removeprefix("torch.")
+    too_large = f"{name} ends at {limit(dtype)}"
     alone = chain.run(torch.float64, {id(tensor): tensor for tensor in chain.call.tensors()}).result.detach()
-    right, size = cured(Outcome(before.value, {}), Outcome(alone, {}))
+    right, size = cured(Outcome(before.value, {}), Outcome(alone, {}), run)
     if size > torch.finfo(dtype).max:  # the call itself gave it, whatever was lost before it in other elements
-        return Lost(right, fits, how=too_large)
-    right, size = cured(before, exact)
+        return Lost(right, fits, too_large)
+    right, size = cured(before, exact, run)
     if not right:
         return None
     for key, value in run.values.items():
@@ -115,19 +146,33 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
         lost = torch.isfinite(value) & (((actual == 0) & (value != 0)) | actual.isinf())
         if bool(lost.any()):
             at = tuple(lost.nonzero()[0].tolist())
-            return Lost(right, fits, call, actual, _sentence(call, actual, value, at))
-    return Lost(right, fits, how=too_large) if size > torch.finfo(dtype).max else Lost(right, fits)
+            return Lost(right, fits, _sentence(call, actual, value, at), call, actual)
+    is_large = size > torch.finfo(dtype).max
+    return Lost(right, fits, too_large if is_large else f"{name} loses a number on the way to it")
 
 
-def cured(was: Outcome, exact: Outcome) -> tuple[str, float]:
-    """The first value, or else the first slope, that exact arithmetic has, with its size; empty if it has none."""
-    pairs = [("its exact value is", was.value, exact.value)]
-    pairs += [("its exact derivative is", found, exact.gradients[key]) for key, found in was.gradients.items()]
-    for what, before, after in pairs:
-        cured = not_finite(before) & torch.isfinite(after)
-        if bool(cured.any()):
-            found = after[cured][0].item()
-            return f"{what} {number(found)}", abs(found)
+def cured(was: Outcome, exact: Outcome, run: Run) -> tuple[str, float]:
+    """The first value, or else the first derivative, that exact arithmetic has, with its size; empty if it has none.
+
+    Args:
+        was: the outcome of the program.
+        exact: the exact outcome.
+        run: the run that gave it.
+    """
+    found = not_finite(was.value) & torch.isfinite(exact.value)
+    if bool(found.any()):
+        value = exact.value[found][0].item()
+        return f"its exact value is {number(value)}", abs(value)
+    for (key, order), before in was.gradients.items():
+        after = exact.gradients[key, order]
+        found = not_finite(before) & torch.isfinite(after)
+        if bool(found.any()):
+            by, what = first_of(found), f"its exact {_ORDERS.get(order, 'higher ')}derivative"
+            at = by if before.shape == was.value.shape else (0,) * was.value.dim()
+            if before.shape != was.value.shape and was.value.numel() > 1:  # it may be that of several elements
+                return f"{what} exists", abs(after[by].item())
+            value = slope(run, key, order, at, by)
+            return f"{what} is {number(value)}", abs(value)
     return "", 0.0
 
 

@@ -101,11 +101,9 @@ class _Narrated:
         """Write down what to do, with the name of the tensor that the number came in with."""
         origin, (birth, _, _, has_others) = self.origin, self.named
         known = situation, origin.dtype, origin.fixed, birth.operands, birth.phase
-        refused = self.advice.refused
-        code, origin.chapter = remedy(
-            self.kind, *known, has_others=has_others, of_large=birth.of_large, refused=refused, tensor=tensor
-        )
-        origin.remedy, origin.replaces = self.advice.remedy or code, self.advice.replaces
+        advice, large = self.advice, birth.of_large
+        code, origin.chapter = remedy(self.kind, *known, has_others, large, advice.refused, tensor, advice.fits)
+        origin.remedy, origin.replaces = advice.remedy or code, advice.replaces
 
     def name_again(self, names: Names) -> None:
         """Write down all names again."""

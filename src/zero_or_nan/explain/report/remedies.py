@@ -20,8 +20,9 @@ from ..births.call import UNREADABLE
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
 
-DIVERGENCE, GROWTH = "a divergence", "a growth"
-"""Situations of an overflow: training steps made the numbers larger, or the calls of one line did."""
+DIVERGENCE, GROWTH, LOST = "a divergence", "a growth", "a lost number"
+"""Situations of an overflow: training steps made the numbers larger, or the calls of one line did; or the number fits,
+and one on the way to it was lost."""
 
 
 class Remedy(NamedTuple):
@@ -132,8 +133,14 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "mixed-precision#adam-makes-the-weights-nan",
     ),
     ("overflow", "step"): Remedy(
-        "# the optimizer's step was too large: lower the learning rate, or clip\n"
+        "# the optimizer's step was too large: lower the learning rate, or clip. The\n"
+        "# learning rate multiplies weight_decay, too\n"
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before it",
+        "divergence#what-to-do",
+    ),
+    ("bad input", "step"): Remedy(
+        "# an option of the optimizer is not finite, such as lr: print the options in\n"
+        "# optimizer.param_groups, and check the schedule of the learning rate",
         "divergence#what-to-do",
     ),
     ("undefined", "linalg_svd"): Remedy(
@@ -194,6 +201,12 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("overflow", DIVERGENCE): Remedy(
         "# the steps before made the numbers so large: do what is written above", "divergence#what-to-do"
     ),
+    ("overflow", LOST): Remedy(
+        "# the number exists, but its dtype loses a number on the way to it:\n"
+        "# compute this line in float64, or write the formula in another way\n"
+        "y = f(x.double())  # to see what it is",
+        OVERFLOW,
+    ),
     ("overflow", "exp"): Remedy(
         "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
         "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
@@ -233,6 +246,11 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("bad input", "an unreadable tensor"): Remedy(
         "# explain can't say whether this number was computed or came in with data:\n"
         "# check the tensor before this line",
+        "find-it-in-your-model#bad-input",
+    ),
+    ("bad input", "torch.func"): Remedy(
+        "# explain does not look into transforms. Compute the same number with\n"
+        "# torch.autograd.grad and create_graph=True: explain sees these passes",
         "find-it-in-your-model#bad-input",
     ),
     ("bad input", "uninitialized memory"): Remedy(
@@ -296,6 +314,7 @@ def remedy(
     of_large: bool = False,
     refused: Sequence[str] = (),
     tensor: str = "",
+    fits: bool | None = None,
 ) -> tuple[str, str]:
     """What to do, and the address of the section about it.
 
@@ -306,6 +325,7 @@ def remedy(
         of_large: whether a number that it was made of was large already.
         refused: code that was tried, and that did not give the right numbers. It must not be the remedy.
         tensor: the name of the tensor that a bad input came in with; empty if it is unknown.
+        fits: whether the dtype has room for the exact number; None if exact arithmetic has no number.
 
     >>> code, page = remedy("contaminated", "exp", "float32", True)
     >>> print(code)
@@ -326,13 +346,13 @@ def remedy(
         pass  # it matters more than the dtype
     elif kind == "overflow" and dtype == "float16":
         operator = "float16"
-    elif kind == "overflow" and phase == "backward":
-        operator = "a slope"
-    elif kind == "bad input" and operands.endswith(UNREADABLE):
+    elif kind == "bad input" and operands.endswith(UNREADABLE) and (kind, operator) not in REMEDIES:
         operator = "an unreadable tensor"
-    elif (kind, operator) not in REMEDIES:
-        is_slope, is_grown = kind == "undefined" and phase == "backward", kind == "overflow" and of_large
-        operator = "a derivative" if is_slope else "large numbers" if is_grown else ""
+    elif (kind, operator) not in REMEDIES or (kind, phase) == ("overflow", "backward"):
+        kind = kind if fits is None else "overflow"
+        of_slope = {"undefined": "a derivative", "overflow": "a slope"}.get(kind, "")
+        is_grown = kind == "overflow" and of_large
+        operator = LOST if fits else of_slope if phase == "backward" else "large numbers" if is_grown else ""
     found = REMEDIES[kind, operator]
     code = found.code
     if (kind, operator) == ("bad input", "") and tensor.isidentifier():

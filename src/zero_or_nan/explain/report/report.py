@@ -134,6 +134,8 @@ class Origin:
         text = MEANS[self.kind].format("value" if self.phase == "forward" else "derivative")
         if self.exact:
             text = f"the loss uses this element, {self.exact}"
+        if self.module.endswith(".step"):
+            text = text.replace("the loss uses this element", "the optimizer wrote this element into a parameter")
         if self.tie:
             text = f"{text.partition(':')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
         text += self.is_fixed

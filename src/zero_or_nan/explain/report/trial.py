@@ -22,7 +22,7 @@ from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.tensors import extra, not_finite, without_side_effects
-from .exact import Lost, Outcome, cured, floor_under, lost_on_the_way, outcome, slope
+from .exact import Lost, Outcome, cured, failed_at, first_of, floor_under, lost_on_the_way, outcome, slope
 from .matching import Match, line_of, matches
 from .remedies import GROWTH
 from .widening import widened
@@ -72,6 +72,7 @@ class Advice(NamedTuple):
         exact: the exact value, and the number on the way that was lost; empty if exact arithmetic has no value either.
         refused: the code that was tried, if none of it is right.
         situation: what the calls say about advice that is not tried.
+        fits: whether the dtype has room for the exact number; None if exact arithmetic has no number.
     """
 
     remedy: str = ""
@@ -79,6 +80,7 @@ class Advice(NamedTuple):
     exact: str = ""
     refused: tuple[str, ...] = ()
     situation: str = ""
+    fits: bool | None = None
 
 
 NOTHING_TRIED = Advice()
@@ -89,7 +91,7 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
     if not chains or sum(tensor.numel() for tensor in chains[0].call.tensors()) > MOST_ELEMENTS:
         return NOTHING_TRIED
     try:
-        with extra():
+        with extra(), torch.enable_grad():
             return advise([chain.checked() for chain in chains])
     except Exception as error:  # code of the user's may be in the chain, and may refuse to run again
         if Mistakes.are_raised and isinstance(error, (NameError, AttributeError, KeyError, AssertionError)):
@@ -126,7 +128,7 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
     if exact and (grown := _grown(failed)):
         return Advice(exact=f"{exact}; {grown}", situation=GROWTH)
     refused = tuple(dict.fromkeys(each.code for each in REWRITES.get(failed.call.name, ()) if each.choice))
-    return Advice(exact=exact, refused=refused)
+    return Advice(exact=exact, refused=refused, fits=None if lost is None else lost.fits)
 
 
 _BOUND = "# its dtype has no room for this number. A bound keeps it finite, and changes what is computed, as in"
@@ -184,9 +186,10 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
         exact = outcome(chain.run(torch.float64, given), given)
         beyond = ""
         if not rewrite.choice and not any(bool(not_finite(tensor).any()) for tensor in given.values()):
-            filled = exact.filled(outcome(_by_rewrite(rewrite, names, chain.wanted, given, torch.float64)))
-            (beyond, _), exact = cured(exact, filled), filled
-        rewritten = _by_rewrite(rewrite, names, chain.wanted, given, None)
+            wide = _by_rewrite(rewrite, names, chain, given, torch.float64)
+            filled = exact.filled(outcome(wide))
+            (beyond, _), exact = cured(exact, filled, wide), filled
+        rewritten = _by_rewrite(rewrite, names, chain, given, None)
         after = outcome(rewritten)
         if all(bool(torch.isfinite(part).all()) for part in before.parts):
             return None  # it does not fail by itself: what arrived in backward was too large
@@ -200,7 +203,7 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
         for seed in range(_ORDINARY):
             numbers = ordinary(given, seed)
             program = outcome(chain.run(torch.float64, numbers), numbers)
-            once_more = _by_rewrite(rewrite, names, chain.wanted, numbers, torch.float64)
+            once_more = _by_rewrite(rewrite, names, chain, numbers, torch.float64)
             if not _is_near(outcome(once_more), program):
                 return None
     except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
@@ -217,19 +220,13 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
 
 def _measured(before: Outcome, rewritten: Run) -> tuple[float, float]:
     """The first element of a result that was not finite, and one of its derivatives, by what was not finite before."""
-    at = _first(not_finite(before.value))
+    at = failed_at(before)
     value = rewritten.result[at].item()
     bad = [key for key, found in before.gradients.items() if bool(not_finite(found).any())]
     key = next(iter([*bad, *before.gradients]), None)
     if key is None:
         return value, 0.0
-    return value, slope(rewritten, at)[key][_first(not_finite(before.gradients[key]))].item()
-
-
-def _first(elements: Tensor) -> tuple[int, ...]:
-    """The index of the first element that is True, or else of the first element."""
-    found = elements.nonzero()
-    return tuple(found[0].tolist()) if len(found) else (0,) * elements.dim()
+    return value, slope(rewritten, key[0], 1, at, first_of(not_finite(before.gradients[key])))
 
 
 def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
@@ -272,13 +269,13 @@ def _is_limit(chain: Chain, value: Tensor) -> bool:
 def _by_rewrite(
     rewrite: Rewrite,
     names: Mapping[str, object],
-    wanted: set[int],
+    chain: Chain,
     given: Mapping[int, Tensor],
     dtype: torch.dtype | None,
 ) -> Run:
-    run = Run({}, {}, None)
+    run = Run({}, {}, None, chain.order)
     for key, tensor in given.items():
-        run.take(key, tensor, dtype, key in wanted)
+        run.take(key, tensor, dtype, key in chain.wanted)
     with without_side_effects(), torch.enable_grad():
         values = {name: run.values.get(id(thing), thing) for name, thing in names.items()}
         run.result = eval(rewrite.code, {"torch": torch, "F": F}, values)

@@ -21,7 +21,7 @@ from ..births.call import Call
 from ..births.chain import Chain
 from ..program.expression import closed, expression_at, expression_of_module, is_bound, with_each
 from ..program.tensors import not_finite
-from .exact import exists, outcome, texts_of
+from .exact import exists, failed_at, outcome, texts_of
 
 
 def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, int] | None:
@@ -34,7 +34,7 @@ def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, in
     """
     failed = chains[-1].call
     has_half = any(tensor.dtype is torch.float16 for tensor in failed.tensors())
-    at = int(not_finite(chains[-1].run().result).flatten().int().argmax())
+    at = failed_at(outcome(chains[-1].run()))
     ways = [functools.partial(_in_a_wider_dtype, chain) for chain in reversed(chains[-formula:])]
     if has_half:
         ways.append(functools.partial(_in_float32, chains, module, at))
@@ -67,9 +67,10 @@ def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     is_in_one_line = True
     for key in coming:
         uses = [(text, call.place.line) for call in calls for thing, text in texts_of(call) if id(thing) == key]
-        if not uses or not uses[0][0].isidentifier():
+        name = next((text for text, _ in uses if text.isidentifier()), None)
+        if name is None:
             return None
-        names[uses[0][0]] = None
+        names[name] = None
         is_in_one_line &= {line for _, line in uses} == {first.line}
     line = linecache.getline(first.filename, first.line).strip()
     if (
@@ -83,17 +84,18 @@ def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
         code = re.sub(rf"\b({'|'.join(names)})\b", rf"\1.{method}()", line)
     else:
         code = f"{', '.join(names)} = {', '.join(f'{name}.{method}()' for name in names)}\n{line}"
-    at = int(not_finite(before.value).flatten().int().argmax())
-    measured = f"value {number(found.value.flatten()[at].item())}, and finite gradients"
+    measured = f"value {number(found.value[failed_at(before)].item())}, and finite gradients"
     return f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: {measured}\n{code}", first.line
 
 
-def _in_float32(chains: Sequence[Chain], module: str, at: int, autocast: str = "") -> tuple[str, int] | None:
+def _in_float32(
+    chains: Sequence[Chain], module: str, at: tuple[int, ...], autocast: str = ""
+) -> tuple[str, int] | None:
     """The line of a call that left float16, with this call in float32.
 
     Args:
         chains, module: as of `widened`.
-        at: the first element that was not finite.
+        at: the element that was not finite.
         autocast: the device whose autocast has to be off for it; empty if it may stay.
     """
     failed = chains[-1].call
@@ -111,7 +113,7 @@ def _in_float32(chains: Sequence[Chain], module: str, at: int, autocast: str = "
         return None
     if autocast:
         line = f"with torch.autocast({autocast}, enabled=False):\n    {line}"
-    measured = f"value {number(run.result.flatten()[at].item())}, and finite gradients"
+    measured = f"value {number(run.result[at].item())}, and finite gradients"
     return f"# tried on your numbers, in float32: {measured}\n{line}", failed.place.line
 
 

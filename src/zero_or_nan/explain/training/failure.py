@@ -140,21 +140,25 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
                 return result
         except _Failed:
             pass
+        finally:
+            watch.__exit__()  # Ctrl-C may have interrupted the first
         too_early = any(optimizer not in before.optimizers for optimizer in watch.stepped)
         by_hand = habits.by_hand and watch.leaves and not before.values
         loss = watch.loss if watch.loss is not None else loss_among(tensors_in(result))
         before.put_back()
         size = watch.largest()
         error: Exception | None = None
-        again = Watch(Report())
+        again, watch_again = Watch(Report()), _Watch(before, habits, Course())
         try:
-            with again as report, _Watch(before, habits, Course()):
+            with again as report, watch_again:
                 step(*args, **kwargs)
         except _Failed:
             pass
         except Exception as raised:  # it must not hide that the first run failed
             error = raised
         finally:
+            watch_again.__exit__()
+            again.end()
             before.put_back()
         if too_early:
             report.note(
@@ -224,17 +228,13 @@ class _Watch:
         self._versions: dict[int, int] = {}
 
     def __enter__(self) -> None:
-        self.handles = (
-            register_optimizer_step_pre_hook(self._begin_step),
-            register_optimizer_step_post_hook(self._end_step),
-        )
+        _OPTIMIZERS.add(self)
         replace_engine(self, self._engine)
         replace(self, torch.amp.GradScaler, "scale", self._scale)
 
     def __exit__(self, *details: object) -> None:
         put_back(self)
-        for handle in self.handles:
-            handle.remove()
+        _OPTIMIZERS.remove(self)
 
     def _engine(self, run: Any) -> Any:
         return partial(self._run_engine, run)
@@ -270,7 +270,8 @@ class _Watch:
             self._largest = largest(self.leaves.values())
 
     @not_compiled
-    def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Check the gradients that an optimizer is about to use. Closures are replaced by others that check them."""
         if threading.get_ident() != self.thread:
             return None
         self.stepped += [step.optimizer for step in self.running if step.optimizer is not optimizer]
@@ -292,7 +293,8 @@ class _Watch:
         return args, {name: watched.get(id(thing), thing) for name, thing in kwargs.items()}
 
     @not_compiled
-    def _end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Check what an optimizer has changed, if it evaluated a closure."""
         steps = [step for step in self.running if step.optimizer is optimizer]
         if threading.get_ident() != self.thread or not steps:
             return
@@ -326,6 +328,45 @@ class _Watch:
         unchecked = () if self.stepped or self.is_scaled else self.leaves.values()
         gradients = [leaf.grad for leaf in unchecked if leaf.grad is not None]
         return are_finite_at_once((*tensors_in(result), *gradients)) and all(map(math.isfinite, each_in(result, float)))
+
+
+class _Optimizers:
+    """Tells all watches of the steps of all optimizers.
+
+    PyTorch iterates over its hooks while they run, so a thread must not add or remove one during another one's step.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._watches: list[_Watch] = []
+        self._handles: tuple[Any, ...] = ()
+
+    def add(self, watch: _Watch) -> None:
+        with self._lock:
+            self._watches = [*self._watches, watch]
+            if not self._handles:
+                begin, end = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
+                self._handles = begin(self._begin), end(self._end)
+
+    def remove(self, watch: _Watch) -> None:
+        with self._lock:
+            self._watches = [each for each in self._watches if each is not watch]
+            if not self._watches:
+                for handle in self._handles:
+                    handle.remove()
+                self._handles = ()
+
+    def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        for watch in self._watches:
+            args, kwargs = watch.begin_step(optimizer, args, kwargs) or (args, kwargs)
+        return args, kwargs
+
+    def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for watch in self._watches:
+            watch.end_step(optimizer, args, kwargs)
+
+
+_OPTIMIZERS = _Optimizers()
 
 
 class _Step:

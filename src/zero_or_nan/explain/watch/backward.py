@@ -35,7 +35,7 @@ from ..births.findings import (
     Mistakes,
     can_run_again,
     carried_by,
-    note_call,
+    note_derivative,
     region_of,
     share_readable,
 )
@@ -65,12 +65,14 @@ class Request(NamedTuple):
         roots, vectors: what is differentiated, and the vectors of the vector-Jacobian product.
         inputs: with respect to what; empty for all leaves.
         accumulates: whether gradients go into `.grad`.
+        keeps_graph: whether another pass may go through the graph.
     """
 
     roots: Sequence[Any]
     vectors: Sequence[Any]
     inputs: Sequence[Any]
     accumulates: bool
+    keeps_graph: bool = False
 
 
 class Backward:
@@ -211,7 +213,7 @@ class Backward:
         keep = [(node, 0) for node in unsafe if not is_leaf(node)]
         keep += [(node, output) for node, carried in self.carried.items() for output in carried]
         keep += [(node, output) for node in self.graph if region_of(node) is not None for output in outputs_of(node)]
-        roots, vectors, inputs, _ = self.request
+        roots, vectors, inputs, *_ = self.request
         with self.sandbox.entered(recomputes=not all(map(can_run_again, self.graph))) as nested:
             self.shadow = shadow_of(roots, vectors, inputs, self.graph, keep, unsafe, nested)
         self.events.lacks_shadow = self.shadow is None
@@ -261,7 +263,7 @@ class Backward:
         for result in results:
             if result is not None and result.grad_fn is not None and CALLED not in result.grad_fn.metadata:
                 caller = self.callers.of(node)
-                note_call(result.grad_fn, caller.name, caller.place)
+                note_derivative(result.grad_fn, *caller)
 
     def _not_finite(
         self, node: Any, results: Sequence[Any], arriving: Sequence[Any], found: Mapping[int, Tensor]

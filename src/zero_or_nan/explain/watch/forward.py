@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from ...ignoring.inside import is_sparse, set_recording
+from ...ignoring.inside import is_sparse, is_wrapped, set_recording
 from ..births.attribution import Attribution, Result
 from ..births.call import Call, casts_on, come_in, describe, recovered
-from ..births.findings import Findings, Mistakes, Scope, node_of, note_call
+from ..births.findings import Findings, Mistakes, Scope, note_call
 from ..births.provenance import Birth, Provenance, joined
 from ..program.code import Place, Places, Plan, is_recoverable, plan_of
-from ..program.tensors import bad_numbers_of, is_finite, is_shared, not_finite, numbers_of, tensors_in, unseen
+from ..program.tensors import bad_numbers_of, is_finite, is_shared, node_of, not_finite, numbers_of, tensors_in, unseen
 from .regions import Regions
 from .shadow import Sandbox, function_modes, functions_seen
 
@@ -52,13 +52,15 @@ class Forward(TorchFunctionMode):
         return self in function_modes()
 
     def leave(self) -> None:
-        """Leave from any position in the stack: blocks in generators end in any order, and in any thread."""
+        """Leave from any position in the stack: blocks in generators end in any order, and in any thread.
+
+        After Ctrl-C this mode may be there twice: PyTorch puts it back after each call.
+        """
         above = []
         while self.is_on():
             mode = _pop_mode()
-            if mode is self:
-                break
-            above.append(mode)
+            if mode is not self:
+                above.append(mode)
         for mode in reversed(above):
             _push_mode(mode)
 
@@ -140,9 +142,9 @@ class Forward(TorchFunctionMode):
     def after(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
         """Check what a function returned. A single finite tensor, the usual case, takes the shortest way."""
         recording = torch.is_grad_enabled()
-        if recording:
-            set_recording(False)
         try:
+            if recording:  # within, because Ctrl-C may come between any two lines
+                set_recording(False)
             if self.findings.unconsumed:
                 self.findings.consume((args, kwargs))
             if plan.in_place:
@@ -178,8 +180,8 @@ class Forward(TorchFunctionMode):
 
     def _is_worth_keeping(self, plan: Plan, result: Tensor) -> bool:
         """Whether a call may have to run again. In backward, a tensor that is kept would be copied by PyTorch."""
-        computes = not plan.in_place and plan.numerics.makes == "numbers"
-        return computes and result.is_floating_point() and not self.findings.births.in_backward
+        computes = not plan.in_place and plan.numerics.makes == "numbers" and result.is_floating_point()
+        return computes and not self.findings.births.in_backward and not is_wrapped(result)
 
     def applied(self, kind: type, args: Any, result: Any, inside: list[Birth]) -> None:
         """Check what the user's `autograd.Function` returned. Births inside of it count as its own."""

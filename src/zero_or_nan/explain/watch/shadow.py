@@ -39,7 +39,7 @@ from ...ignoring.inside import (
     senders_of,
     tree_map,
 )
-from ..births.findings import Scope
+from ..births.findings import Scope, runs_hook
 from ..program.code import buffers_of, is_recomputed, plan_of
 from ..program.tensors import (
     are_finite,
@@ -186,7 +186,12 @@ class _Leaves:
 
 
 def _may_run_only_once(node: Any) -> bool:
-    """Whether a node is a derivative in Python that may free what it saved, or talk to other processes."""
+    """Whether a node is a derivative in Python that may free what it saved, or talk to other processes.
+
+    A hook of the user's on saved tensors may free them, too.
+    """
+    if runs_hook(node):
+        return True
     forward = forward_class(node)
     if forward is None:
         return False

@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
@@ -22,8 +23,9 @@ from torch.utils import checkpoint
 
 from ...ignoring.inside import TELLS_OF_HOOKS, free_deep_graphs, is_wrapped, leaves_of, not_compiled
 from ...replacing import is_replaced, put_back, replace, replace_engine
-from ..births.diagnosis import Verdict, diagnose_results
+from ..births.diagnosis import Diagnosis, Verdict, diagnose_results
 from ..births.findings import HOOKS, Findings, Mistakes, Scope
+from ..births.provenance import Birth
 from ..program.code import Places, users_frame
 from ..program.tensors import is_compiling, is_extra, tensors_in, unseen
 from ..report.course import Course, largest, loss_among
@@ -32,7 +34,7 @@ from ..report.report import NotFiniteError, Report
 from .backward import Backward, Request
 from .forward import Forward
 from .regions import FIXED_UNCOMPILED, NOT_INSIDE, Regions
-from .shadow import Sandbox
+from .shadow import Sandbox, function_modes
 
 NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
 NOT_IN_BATCHES = "a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"
@@ -64,8 +66,12 @@ class Watch:
         self.narration = Narration(report, self.places.around, self.findings.history)
         self.course: Course | None = None
         self.running: Backward | None = None
+        self._leaves: dict[int, weakref.ref[Tensor]] = {}
 
     def __enter__(self) -> Report:
+        for mode in function_modes():
+            if isinstance(mode, Forward) and mode.scope.is_over:
+                mode.leave()  # of a generator that another thread has closed
         self.patches.put_on()
         self.forward.__enter__()
         return self.report
@@ -85,7 +91,10 @@ class Watch:
         for things, note in ((roots, NOT_IN_TRANSFORMS), (args[0], NOT_IN_BATCHES)):
             if any(map(is_wrapped, tensors_in(things))):
                 self.report.note(note)
-                return run(roots, *args, **kwargs)
+                results = run(roots, *args, **kwargs)
+                with self.mistakes.noted("a transform"), unseen(), torch.no_grad():
+                    self.forward.attribution.came_out(results, self.places.here())
+                return results
         if self.sandbox.is_entered:
             return self.sandbox.run(run, roots, *args, **kwargs)
         if is_extra():  # of a watch inside of this one, or around it
@@ -93,10 +102,12 @@ class Watch:
                 return run(roots, *args, **kwargs)
         self.report.passes += 1
         outer = self.running
-        request = Request(roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True))
+        request = Request(roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True), bool(args[1]))
         backward = Backward(request, self.findings, self.regions, self.sandbox, self.mistakes, outer)
         with self.mistakes.noted("backward"), unseen():
             backward.begin()
+        with self.mistakes.noted("backward"), unseen(), torch.no_grad():
+            self._note_leaves(backward)
         self._run_within(backward)
         try:
             with self.forward if not self.forward.is_on() else nullcontext():  # hooks and checkpoints call functions
@@ -127,7 +138,7 @@ class Watch:
                 if verdict == Verdict("contaminated", False) and inside is not None and inside.fixed:
                     self.report.note(FIXED_UNCOMPILED)
             self.narration.add(found, names)
-        if backward.outer is None:
+        if backward.outer is None and not backward.request.keeps_graph:
             self.findings.history.clear()  # what a pass has gone through is let go
         if was_ok and backward.outer is None and backward.request.accumulates:
             self._follow(backward)
@@ -152,16 +163,38 @@ class Watch:
             self.course.begin(leaves)
             self.course.add(value, lambda: largest(leaves))
 
+    def _note_leaves(self, backward: Backward) -> None:
+        """Keep the leaves that a pass finds finite. What the others hold, the pass tells if it does harm."""
+        for _, leaf in leaves_of(backward.graph):
+            self._leaves[id(leaf)] = weakref.ref(leaf)
+            if self.findings.provenances and self.findings.of_bad(leaf) is not None:
+                del self._leaves[id(leaf)]
+
+    def _written(self) -> list[Diagnosis]:
+        """What a training step has made of leaves since their last pass: no pass after it tells of that."""
+        reached: dict[Birth, tuple[list[Tensor | str], tuple[str, ...]]] = {}
+        for leaf in [known() for known in self._leaves.values() if self.findings.provenances]:
+            provenance = None if leaf is None else self.findings.of_bad(leaf.detach())
+            if leaf is None or provenance is None:
+                continue
+            for birth, path in provenance.paths.items():
+                is_made_here = birth.optimizer or (birth.nature, birth.phase) == ("made", "forward")
+                if is_made_here and birth not in self.narration.verdicts:
+                    reached.setdefault(birth, ([], path))[0].append(leaf)
+        return [Diagnosis(birth, Verdict(birth.kind_if_used), *ends) for birth, ends in reached.items()]
+
     def end(self) -> None:
         """End the watch, whatever ended the block, and complete the report."""
         put_back(self.patches)
         self.forward.leave()
+        if self.scope.is_over:
+            return  # it was interrupted, and ends once more
         self.scope.is_over = True
         free_deep_graphs()
-        with self.mistakes.noted("the end"):
-            if not self.report.passes and self.findings.unconsumed:
-                results = diagnose_results(self.findings.unconsumed.values())
-                self.narration.add(results, Names(users_frame(), self._called()))
+        with self.mistakes.noted("the end"), unseen():
+            found = self._written() if self.report.passes else diagnose_results(self.findings.unconsumed.values())
+            if found:
+                self.narration.add(found, Names(users_frame(), self._called()))
         if self.regions.is_blind and not self.report.ok:
             self.report.note(NOT_INSIDE)
         if not self.report.passes and self.findings.compiled_at is not None:

@@ -199,8 +199,8 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
             by_kind[node_type] = [node]
     checking = _Precheck()
     recording = torch.is_grad_enabled()
-    set_recording(False)
     try:
+        set_recording(False)  # within, because Ctrl-C may come between any two lines
         for node_type, alike in by_kind.items():
             found = known(node_type)
             if found is None:

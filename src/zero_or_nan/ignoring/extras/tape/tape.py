@@ -183,8 +183,8 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         if self.lost is not None or self.is_paused:
             return None
         recording = torch.is_grad_enabled()
-        set_recording(False)
         try:
+            set_recording(False)  # within, because Ctrl-C may come between any two lines
             with functions_unseen():
                 return function(*args)
         except Exception as error:
