@@ -252,7 +252,7 @@ def tree(found: Remedies) -> Question:
                 {
                     "Yes": End(
                         "double where",
-                        "Write the function that has this gradient. The double where leaves the bad element out.",
+                        "The inner where keeps the bad element out. In the outer where, write your choice.",
                         f"a chosen number in {chosen} of {used} cases",
                     ),
                     "No": End(

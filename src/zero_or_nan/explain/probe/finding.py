@@ -51,7 +51,8 @@ class Finding:
         parameters: by name, the values that the parameters have there, if they differ from those of the example.
         loss, gradients: what the loss gives there, and its gradients by the names of inputs and parameters.
         remedy: what to write instead, tried on these numbers, or advice.
-        test: a test to paste, which fails until the loss is fixed; empty if the inputs are too large to print.
+        test: a test to paste, which fails until the loss is fixed; empty if the inputs are too large to print, or if
+            the loss is a function whose parameters would have to change.
         origin: everything that `explain` says of it.
     """
 
