@@ -112,7 +112,8 @@ def why(node: Node) -> str:
     if math.isfinite(low):
         outside = f"outside of {low:g} to {high:g}" if math.isfinite(high) else f"below {low:g}"
         ends = " and ".join(f"{end:g}" for end in known.steep_at)
-        return f"Yes: {outside} the value is NaN, and at {ends} the slope is infinite.".replace("-", "−")
+        steep = f"at {ends} the slope is infinite, and 0 times this slope is NaN"
+        return f"Yes: {steep}. {outside.capitalize()} the value is NaN.".replace("-", "−")
     if known.pole:
         ones = [1.0] * len(node.inputs)
         zeros = [name for at, name in enumerate(node.inputs) if known.pole(*ones[:at], 0.0, *ones[at + 1 :])]

@@ -189,10 +189,10 @@ class Case:
         return self.text()
 
     def text(self) -> str:
-        return f"{self.thread.text()}; verified on {_versions()}{self._recorded()}"
+        return f"{self.thread.text()}; run on {_versions()}.{self._recorded()}"
 
     def html(self) -> str:
-        return self.thread.html(f"<p>Verified by this page on {_versions()}{self._recorded()}.</p>")
+        return self.thread.html(f"<p>This page ran on {_versions()}.{self._recorded()}</p>")
 
     def json(self) -> dict[str, Any]:
         return {**self.thread.json(), "type": "case"}
@@ -200,7 +200,7 @@ class Case:
     def _recorded(self) -> str:
         """The other versions on which every claim of the case is recorded and holds."""
         found = [f"{recorded.spans(versions)} ({device.upper()})" for device, versions in recorded.verified(self.key)]
-        return f", and recorded on PyTorch {'; '.join(found)}" if found else ""
+        return f" All its checks also passed on PyTorch {'; '.join(found)}." if found else ""
 
 
 def _versions() -> str:

@@ -129,7 +129,7 @@ THREADS = by_key(
         "PyTorch forum 135053",
         "Gradients contaminated by unused inputs",
         "https://discuss.pytorch.org/t/gradients-contaminated-by-unused-inputs/135053",
-        "Answered: expected. Autograd no longer knows that the zeros it multiplies stand for “ignored”.",
+        "Answered: this is expected, because autograd does not know that the zeros it multiplies stand for “ignored”.",
     ),
     upstream(
         94700,

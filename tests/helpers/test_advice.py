@@ -26,6 +26,8 @@ FIXES = {
     "MulBackward0": ("x * t", "x[ok] * t[ok]"),
     "LogBackward0": ("(x * d).log() * d", "(x * d).clamp(min=1e-12).log() * d"),
     "MseLossBackward0": ("mse_loss(x, t)", "mse_loss(x[ok], t[ok])"),
+    "SigmoidBackward0": ("(x * t).sigmoid()", "(x[ok] * t[ok]).sigmoid()"),
+    "CosBackward0": ("where(ok, (x / d).cos(), 0)", "where(ok, (x / where(ok, d, 1)).cos(), 0)"),
     "SmoothL1LossBackward0": ("smooth_l1_loss(x, t)", "smooth_l1_loss(x[ok], t[ok])"),
     "BinaryCrossEntropyWithLogitsBackward0": tuple(
         f"binary_cross_entropy_with_logits(x{at}, t{at})" for at in ("", "[ok]")
@@ -60,15 +62,16 @@ def test_the_node_returns_nan_for_the_reason_given_and_its_fix_is_finite(name):
 def test_a_node_returns_no_nan_by_itself_if_the_advice_says_so():
     code = {"AddBackward0": "x + bad", "SubBackward0": "bad - x", "WhereBackward0": "where(ok, x, bad)"}
     code |= {"NanToNumBackward0": "x.nan_to_num()", "PermuteBackward0": "x.permute(0)"}
-    code |= {"AsStridedBackward0": "x.as_strided((2,), (1,))"}
+    code |= {"AsStridedBackward0": "x.as_strided((2,), (1,))", "AbsBackward0": "x.abs()"}
     assert set(code) in [set(names) for answer, names in answers(EVERY).items() if "Not by itself" in answer]
     for each in code.values():
         assert gradient(each, x=(NAN, INF)).isfinite().all(), each
 
 
 def test_what_is_known_of_a_function_says_why():
-    assert "outside of −1 to 1 the value is NaN, and at −1 and 1 the" in why(EVERY["AcosBackward0"])
-    assert why(EVERY["Log2Backward0"]) == "Yes: below 0 the value is NaN, and at 0 the slope is infinite."
+    assert "Yes: at −1 and 1 the slope is infinite" in why(EVERY["AcosBackward0"])
+    steep = "Yes: at 0 the slope is infinite, and 0 times this slope is NaN. Below 0 the value is NaN."
+    assert why(EVERY["Log2Backward0"]) == steep
     assert why(EVERY["DivBackward0"]) == "Yes: if `other` is 0, neither the value nor the slope is finite."
     assert why(EVERY["SoftmaxBackward0"]) == "Yes: if all elements of a row are −inf."
     assert why(EVERY["BmmBackward0"]) == why(EVERY["ExpBackward0"]) != why(EVERY["CudnnRnnBackward0"])

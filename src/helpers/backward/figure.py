@@ -87,8 +87,8 @@ class BackwardFigure(show.Shown):
         ignored = " A dashed cell (--) is ignored." if masked else ""
         meets = " The numbers that make NaN have a thick frame." if meeting else ""
         return (
-            '<span class="zn-key">Grey boxes are nodes, with the tensors that they saved. The cells between them are '
-            f'cotangents.{ignored}<span class="zn-key-steps"> ▶ marks the step that is described. '
+            '<span class="zn-key">Each grey box is a node: one step of backward, with the tensors that it saved. '
+            f'The cells between them are cotangents.{ignored}<span class="zn-key-steps"> ▶ marks the described step. '
             f"Later steps are faint.{meets}</span></span>"
         )
 
