@@ -468,8 +468,8 @@ SOURCES = by_key(
         "pytorch#18250",
         "Using sqrt for better precision in cosine_similarity",
         "pytorch/pytorch/pull/18250",
-        "Closed. A comment of 2019: an earlier change gave NaN gradients for a vector of zeros; it should be 0 on one "
-        "side and large on the other.",
+        "Closed. A comment of 2019: an earlier change gave NaN gradients for a vector of zeros. Its own gradient "
+        "should be large, and that of the other vector 0.",
     ),
     _found(
         "pytorch#115786",

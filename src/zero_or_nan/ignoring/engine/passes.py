@@ -60,8 +60,8 @@ def backward(
 
     You do not change the forward code. The `.grad` of each leaf is a plain tensor with the leaf's shape and dtype. An
     element that the loss ignored gets the gradient 0. Wherever plain PyTorch's gradient is finite, `.grad` has the same
-    bits, with one exception: `logcumsumexp` behind an ignored NaN. The gradient of a gradient may have another
-    round-off error. An element that the loss *uses* keeps its NaN or inf. As in PyTorch, gradients accumulate in
+    bits, with two exceptions: `logcumsumexp` behind an ignored NaN, and the gradient of a gradient, which may be
+    rounded differently. An element that the loss *uses* keeps its NaN or inf. As in PyTorch, gradients accumulate in
     `.grad`, hooks run, and the graph is freed.
 
     Args:
