@@ -109,8 +109,8 @@ def in_short(content: dict[str, Any]) -> str:
     models = [row for row in rows if not row["entries"]]
     quicker = [times(row, "masked", BOTH, "ignoring") for row in rows if row["entries"]]
     return (
-        f'<div class="zn-prose"><p><strong>If nothing is contaminated, backward takes {_time_of(models, False)}.'
-        f"</strong> If something is contaminated, backward takes {_time_of(models, True)}. Peak memory is at most "
+        f'<div class="zn-prose"><p><strong>Without a NaN in ignored elements, backward takes {_time_of(models, False)}.'
+        f"</strong> With one, backward takes {_time_of(models, True)}. Peak memory is at most "
         f"{max(map(_memory, _weighed(rows))):.2f} times plain PyTorch's. For <code>where</code> over <code>exp</code>, "
         f"forward and backward, <code>torch.masked</code> takes {min(quicker):.1f} to {max(quicker):.1f} times as long "
         f"as <code>ignoring</code>. All this was measured on one machine ({html.escape(content['machine'])}).</p>"

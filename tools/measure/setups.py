@@ -161,7 +161,8 @@ DECISIONS = (
     (
         "A plain loop",
         "A training loop",
-        "Each pass checks whether all numbers are finite. On a bad batch, it also computes the masks.",
+        "Each pass checks whether all numbers are finite. On a bad batch, it also computes which elements of each "
+        "gradient are ignored.",
         "It does not follow an operator that has no rule. A warning names the operator.",
     ),
     (
@@ -212,7 +213,7 @@ DECISIONS = (
     (
         "One GPU",
         "A training loop",
-        "More than on a CPU.",
+        "It was measured on one GPU: see the section On a GPU.",
         "The gradient of an LSTM may be wrong: check yours first. Several GPUs have no test.",
     ),
 )
