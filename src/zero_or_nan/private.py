@@ -52,6 +52,7 @@ torch._dynamo.eval_frame.set_eval_frame or _maybe_set_eval_frame | where regions
 torch._functorch._aot_autograd.runtime_wrappers._backward_impl, _lazy_backward_info | regions | not followed
 torch._functorch.config.donated_buffer | keeps a region's arguments | follow_compiled fails
 torch._functorch.pyfunctorch.VmapInterpreter, temporarily_pop_interpreter_stack | see into torch.func | import fails
+torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack | reads what torch.func returns | import fails
 torch._functorch.pyfunctorch.retrieve_all_functorch_interpreters | sees into torch.func | import fails
 torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter | sees into torch.func | import fails
 torch._higher_order_ops.flex_attention._mask_graph, _score_mod_other_buffers_len | masks | not followed

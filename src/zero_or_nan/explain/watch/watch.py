@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
@@ -92,7 +93,12 @@ class Watch:
             if any(map(is_wrapped, tensors_in(things))):
                 self.report.note(note)
                 results = run(roots, *args, **kwargs)
-                with self.mistakes.noted("a transform"), unseen(), torch.no_grad():
+                with (
+                    self.mistakes.noted("a transform"),
+                    unseen(),
+                    torch.no_grad(),
+                    temporarily_clear_interpreter_stack(),
+                ):
                     self.forward.attribution.came_out(results, self.places.here())
                 return results
         if self.sandbox.is_entered:
