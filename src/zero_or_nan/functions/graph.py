@@ -273,23 +273,27 @@ class _DeepGraphs:
             return
         try:
             if not self._sweeping:  # freeing a node may run the user's code, which may call this again
-                self._sweeping = True
-                self._let_go()
-                self._sweeping = False
+                try:
+                    self._sweeping = True
+                    self._let_go()
+                finally:  # Ctrl-C may have ended it
+                    self._sweeping = False
         finally:
             self._lock.release()
 
     def _let_go(self) -> None:
         for nodes in filter(_is_free, self._held[::-1]):  # later graphs hold nodes of earlier ones
             alive: deque[Any] = deque()
-            while nodes:
-                node = nodes.popleft()
-                if sys.getrefcount(node) > _FREE:
-                    alive.append(node)
-                else:
-                    self._known.discard(id(node))
-                del node  # frees it here, while its successors are still held
-            nodes.extend(alive)
+            try:
+                while nodes:
+                    node = nodes.popleft()
+                    if sys.getrefcount(node) > _FREE:
+                        alive.append(node)
+                    else:
+                        self._known.discard(id(node))
+                    del node  # frees it here, while its successors are still held
+            finally:
+                nodes.extend(alive)
         self._held[:] = [nodes for nodes in self._held if nodes]
         if not self._held and self._collected in gc.callbacks:
             gc.callbacks.remove(self._collected)

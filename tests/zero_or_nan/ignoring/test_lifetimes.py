@@ -1,5 +1,6 @@
 """Deep graphs are kept no longer than anybody needs them, whatever the passes over them were."""
 
+import contextlib
 import gc
 import os
 import sys
@@ -70,6 +71,21 @@ def test_nothing_is_held_when_the_losses_are_gone(passes, contaminated):
         assert sum(map(len, lifetimes.DEEP_GRAPHS._held)) > before[0]
     del first, second, trunk
     assert held() == before
+
+
+def test_ctrl_c_in_a_sweep_does_not_end_all_others(monkeypatch):
+    before = held()
+    loss = chain(leaf(1.0, 1.0)).sum()
+    ignoring.backward(loss)
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(lifetimes, "_is_free", interrupted)
+        lifetimes.DEEP_GRAPHS.sweep()
+    del loss
+    assert held() == before
+
+
+def interrupted(nodes):
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("built", [False, True])
