@@ -176,8 +176,8 @@ def _computed_in_cpp(nodes: Sequence[Any]) -> list[Any]:
     if not nodes:
         return []
     was_enabled = gc.isenabled()
-    gc.disable()  # a collection in between would move the new objects, too
     try:
+        gc.disable()  # a collection in between would move the new objects, too
         gc.collect(0)
         conditions = [read_saved(node, _CONDITIONS[type(node)]) for node in nodes]
         young = {id(thing) for thing in gc.get_objects(0)}
