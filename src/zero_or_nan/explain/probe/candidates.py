@@ -201,7 +201,11 @@ def _without_examples(example: Case, inputs: Sequence[Input], parameters: Sequen
     row. Up to three integers may be a size.
     """
     sizes = {size for each in (*inputs, *parameters) if not each.is_data for size in each.value.shape}
-    whole = [(at, each.value) for at, each in enumerate(inputs) if each.kind == "labels" and each.value.dim()]
+    whole = [
+        (at, each.value)
+        for at, each in enumerate(inputs)
+        if each.kind == "labels" and each.value.dim() and each.value.numel()
+    ]
     for (at, counts), (of, labels) in itertools.permutations(whole, 2):
         classes = len(counts)
         is_for_each = counts.dim() == 1 and classes in sizes and len(labels) != classes > max(3, int(labels.max()))

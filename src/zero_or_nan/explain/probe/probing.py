@@ -247,9 +247,9 @@ def towards(
 ) -> Iterator[Case]:
     """Cases in which the least gap above 0 gets smaller, until fewer gaps are left, and then cases in between.
 
-    If nothing fails beyond an edge, a clamp may hold the operand there. A clamp passes a gradient on at its end, but
-    not beyond: `acos(x.clamp(-1, 1))` fails only if x is exactly 1. Sums of neighbouring numbers are rounded in many
-    ways, so each element goes a part of the way that is drawn by chance.
+    If nothing fails beyond an edge, a bound may hold the operand there. A minimum passes a gradient on at its bound,
+    but not beyond, as `clamp` did before PyTorch 2.14: `acos(torch.minimum(x, one))` fails only if x is exactly 1. Sums
+    of neighbouring numbers are rounded in many ways, so each element goes a part of the way that is drawn by chance.
 
     Args:
         loss: the loss.
