@@ -99,7 +99,7 @@ class Call(NamedTuple):
         Args:
             results: some of its results as they are on this process, each by its position.
         """
-        args, kwargs = tree_map_only(Tensor, lambda tensor: part_here(tensor), (self.args, self.kwargs))
+        args, kwargs = tree_map_only(Tensor, part_here, (self.args, self.kwargs))
         here = self._replace(args=args, kwargs=kwargs)
         again = ((here.result(at, result), result) for at, result in results.items())
         return here._replace(needs_others=not all(one is not None and bool(_same(one, it).all()) for one, it in again))

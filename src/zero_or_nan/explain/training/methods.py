@@ -13,6 +13,7 @@ from typing import Any
 from torch import distributed, nn
 
 from ...ignoring.inside import tree_map
+from ..program.tensors import in_several_processes
 from ..report.report import NotFiniteError
 from .before import Before
 from .failure import on_failure
@@ -36,9 +37,7 @@ class ExplainedMethod:
         self.owner, self.name = owner, name
         self.model: Any = model
         # Each search runs the model as often as it likes, so models that synchronize would wait for each other.
-        is_alone = (
-            not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1
-        )
+        is_alone = not in_several_processes() or distributed.get_world_size() == 1
         self.search = search if is_alone else None
         self.is_own = name in vars(owner)
         self.method = getattr(owner, name)
