@@ -61,7 +61,7 @@ def _case(device: str, dtype: torch.dtype, length: int, hidden: float, at: slice
     inputs = [torch.randn(2, 2, length, 64, device=device, dtype=dtype) for _ in range(3)]
     empty = torch.zeros(2, length, dtype=torch.bool, device=device)
     empty[1, at] = True
-    keep_all = (~empty[:, None, :, None]).expand(2, 1, length, length)
+    keep_all = (~empty[:, None, :, None]).repeat(1, 1, 1, length)  # fused kernels refuse an expanded last dimension
     added = torch.zeros(keep_all.shape, device=device, dtype=dtype).masked_fill(~keep_all, hidden)
     mask = keep_all if hidden is False else added
     q, k, v = leaves = [each.clone().requires_grad_() for each in inputs]

@@ -333,6 +333,8 @@ def held_from(roots: Sequence[Any]) -> Graph:
 def _keeps_its_object() -> bool:
     """True if a node keeps its Python object alive, as it does in newer releases."""
     with torch.enable_grad():  # `explain` may call this while nothing is recorded
-        result = torch.ones((), requires_grad=True).neg()  # saves nothing, so that no hook of the user's runs
+        result = torch.ones(
+            (), device="cpu", requires_grad=True
+        ).neg()  # saves nothing, so that no hook of the user's runs
     node = result.grad_fn
     return sys.getrefcount(node) > _FREE

@@ -46,10 +46,10 @@ def reference(loss: Callable[[Tensor], Tensor], x: Tensor, used: Tensor | None =
     tensor([0.3679, 0.0000], dtype=torch.float64)
     """
     whole = x.detach().cpu().double()
-    used = torch.ones(x.shape, dtype=torch.bool) if used is None else used.cpu()
+    used = torch.ones(x.shape, dtype=torch.bool, device="cpu") if used is None else used.cpu()
     taken = (whole if used.all() else whole[used]).requires_grad_()
     (gradient,) = torch.autograd.grad(loss(taken), taken)
-    values = torch.zeros(x.shape, dtype=torch.float64)
+    values = torch.zeros_like(whole)
     values[used] = gradient if gradient.shape != x.shape else gradient[used]
     return Reference(values, used.reshape(used.shape + (1,) * (x.dim() - used.dim())).expand(x.shape))
 

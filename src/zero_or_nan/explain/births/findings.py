@@ -7,7 +7,6 @@ node. A note lives as long as its node, so a backward pass long after the block 
 from __future__ import annotations
 
 import itertools
-import threading
 import warnings
 import weakref
 from collections import OrderedDict
@@ -24,6 +23,7 @@ from ...ignoring.inside import (
     REPORT,
     TELLS_OF_HOOKS,
     can_be_read_again,
+    home,
     hooks_of,
     is_pytorchs,
     saved_tensors,
@@ -55,12 +55,12 @@ class Scope:
     """The thread in which a block runs, until the block ends."""
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
+        self._thread = home()
         self.is_over = False
 
     def is_here(self) -> bool:
-        """Whether the block still runs, in the thread that asks."""
-        return not self.is_over and threading.get_ident() == self._thread
+        """Whether the block still runs, and the thread that asks is its own, or works for it."""
+        return not self.is_over and home() == self._thread
 
 
 class Mistakes:
@@ -89,9 +89,11 @@ class Mistakes:
     def warn(self, stacklevel: int) -> None:
         if self._first is not None:
             name, error = self._first
+            if "CUDA error" in str(error):
+                return  # after an assert in a kernel, a GPU refuses every call, and PyTorch tells the user so
             what = printable(f"{name} ({type(error).__name__}: {error})")
             why = f"This is a bug in zero_or_nan; please report it at {REPORT}"
-            if isinstance(error, (RecursionError, MemoryError)):
+            if isinstance(error, (RecursionError, MemoryError, torch.OutOfMemoryError)):
                 why = "It needs some memory and some room on the stack, and the code that it watched left too little"
             warnings.warn(f"explain failed at {what}. {why}. The report may be incomplete", stacklevel=stacklevel + 1)
 

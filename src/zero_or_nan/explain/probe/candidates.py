@@ -210,7 +210,7 @@ def _without_examples(example: Case, inputs: Sequence[Input], parameters: Sequen
         classes = len(counts)
         is_for_each = counts.dim() == 1 and classes in sizes and len(labels) != classes > max(3, int(labels.max()))
         if is_for_each and int(counts.min()) > 0:
-            is_absent = ~torch.isin(torch.arange(classes), labels.cpu())
+            is_absent = ~torch.isin(torch.arange(classes, device="cpu"), labels.cpu())
             rarest = int(counts.cpu().masked_fill(~is_absent & is_absent.any(), int(counts.max()) + 1).argmin())
             others = labels.masked_fill(labels == rarest, (rarest + 1) % classes)
             change = Change(at, lambda _, x=counts, part=rarest: _filled(x, part, 0))  # type: ignore[misc]
@@ -271,7 +271,9 @@ def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]
         if x.dim() > 1:
             yield change(lambda: torch.full_like(x, x.flatten()[0].item()), f"the numbers in {name} are equal")
     if x.dim() > 1 and row == x.shape[-2] > 1 and kind in (*_FLOATS, "choices"):
-        yield change(lambda: torch.eye(row).expand(x.shape).clone().to(x), f"{name} is the identity")
+        yield change(
+            lambda: torch.eye(row, dtype=x.dtype, device=x.device).expand(x.shape).clone(), f"{name} is the identity"
+        )
     if kind in ("distributions", "directions"):  # rows with a single 1
         for axis in dict.fromkeys((0, row - 1)):
             yield change(functools.partial(_filled, torch.zeros_like(x), (..., axis), 1.0))

@@ -269,4 +269,4 @@ def _numbers(values: Tensor) -> str:
     if math.isinf(number):
         return f'float("{number}")'
     shorter = (float(f"{number:.{digits}g}") for digits in range(1, 17))
-    return repr(next((each for each in shorter if torch.tensor(each, dtype=values.dtype).item() == number), number))
+    return repr(next((each for each in shorter if values.new_tensor(each).item() == number), number))

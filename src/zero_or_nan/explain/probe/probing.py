@@ -293,7 +293,7 @@ def _between(case: Case, other: Case, moved: Sequence[int], drawn: torch.Generat
     """A case in which each element of some inputs is at a random place between those of two cases."""
     for at in moved:
         x, y = case.tensors[at], other.tensors[at]
-        case = case.with_input(at, x.lerp(y, torch.rand(x.shape, generator=drawn).to(x)))
+        case = case.with_input(at, x.lerp(y, torch.rand(x.shape, generator=drawn, device="cpu").to(x)))
     return case
 
 

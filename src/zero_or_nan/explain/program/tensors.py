@@ -10,6 +10,7 @@ import functools
 import math
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from ...ignoring.inside import (
     any_of,
     form_of,
     functions_unseen,
+    home,
     is_profiled,
     is_sparse,
     is_wrapped,
@@ -38,6 +40,7 @@ from ...ignoring.inside import (
     total,
     tree_map_only,
 )
+from .asserts import without_asserts
 
 _enable_profiler: Any = torch.autograd._enable_record_function  # type: ignore[attr-defined]
 _modes = torch._C._len_torch_dispatch_stack
@@ -59,10 +62,11 @@ def is_compiling() -> bool:
 
 class _Here(threading.local):
     depth = 0
-    extra = 0
 
 
 _here = _Here()
+_extra: Counter[int] = Counter()
+"""How many extra passes run, by the thread that began them."""
 
 
 class _Unseen:
@@ -392,17 +396,18 @@ def is_collective(func: Any) -> bool:
 
 def is_extra() -> bool:
     """Whether a backward pass in this thread is an extra pass, of any watch."""
-    return bool(_here.extra)
+    return _extra[home()] > 0
 
 
 @contextmanager
 def extra() -> Iterator[None]:
     """While entered, backward passes in this thread are extra passes, which no watch reports on."""
-    _here.extra += 1
+    thread = home()
+    _extra[thread] += 1
     try:
         yield
     finally:
-        _here.extra -= 1
+        _extra[thread] -= 1
 
 
 @contextmanager
@@ -410,7 +415,7 @@ def without_side_effects() -> Iterator[None]:
     """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     alone = _Alone() if in_several_processes() else nullcontext()
-    with unseen(), alone, torch.random.fork_rng(devices=list(devices)), without_warnings():
+    with unseen(), alone, without_asserts(), torch.random.fork_rng(devices=list(devices)), without_warnings():
         yield
 
 
@@ -418,10 +423,10 @@ class _OfThisThread:
     """The pattern of a filter that matches each warning of one thread."""
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
+        self.thread = home()
 
     def match(self, text: str) -> bool:
-        return threading.get_ident() == self.thread
+        return home() == self.thread
 
 
 @contextmanager

@@ -293,7 +293,7 @@ def ordinary(given: Mapping[int, Tensor], seed: int, most: float = 1.8) -> dict[
 
 def _drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator) -> Tensor:
     """Random numbers in the shape of a tensor. They are drawn on the CPU, so they are the same on every device."""
-    return draw(like.shape, generator=generator, dtype=torch.float64).to(like.device)
+    return draw(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like.device)
 
 
 def _is_near(after: Outcome, program: Outcome) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from ..program.randomness import RandomState
 from ..program.tensors import on_copies
 
 
@@ -23,8 +24,7 @@ class Before:
 
     def __init__(self, model: nn.Module | None, arguments: Any) -> None:
         self.dicts = [(mapping, dict(mapping)) for mapping in _dicts(arguments)]
-        self.torch = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        self.random = RandomState.now()
         self.python = random.getstate()
         numpy = sys.modules.get("numpy")
         self.numpy = numpy.random.get_state() if numpy is not None else None
@@ -64,9 +64,7 @@ class Before:
             if list(mapping) != list(items) or any(mapping[key] is not item for key, item in items.items()):
                 mapping.clear()
                 mapping.update(items)
-        torch.set_rng_state(self.torch)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(self.cuda)
+        self.random.put_back()
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ...ignoring.inside import functions_unseen, graph_from, leaves_of, not_compiled
+from ...ignoring.inside import functions_unseen, graph_from, home, lead_home, leaves_of, not_compiled
 from ...replacing import put_back, replace, replace_engine
 from ..program.tensors import are_finite_at_once, each_in, tensors_in
 from ..report.course import Course, largest, loss_among
@@ -218,7 +218,7 @@ class _Watch:
         self.course = course
         self.stepped: list[Optimizer] = []
         self.running: list[_Step] = []
-        self.thread = threading.get_ident()
+        self.thread = home()
         self.leaves: dict[int, Tensor] = {}
         self.is_scaled = False
         self.loss: Tensor | None = None
@@ -241,8 +241,9 @@ class _Watch:
 
     @not_compiled
     def _run_engine(self, run: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == self.thread and kwargs.get("accumulate_grad", True):
+        if home() == self.thread and kwargs.get("accumulate_grad", True):
             self._begins(roots)
+        lead_home()
         return run(roots, *args, **kwargs)
 
     def _scale(self, scale: Any) -> Any:
@@ -250,7 +251,7 @@ class _Watch:
 
     @not_compiled  # here, and not in each step, which would take longer than the check of the gradients
     def _scaled(self, scale: Any, scaler: Any, outputs: Any) -> Any:
-        if threading.get_ident() == self.thread:
+        if home() == self.thread:
             self.is_scaled = self.is_scaled or scaler.is_enabled()
             self.loss = loss_among(tensors_in(outputs))
         return scale(scaler, outputs)
@@ -272,7 +273,7 @@ class _Watch:
     @not_compiled
     def begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Check the gradients that an optimizer is about to use. Closures are replaced by others that check them."""
-        if threading.get_ident() != self.thread:
+        if home() != self.thread:
             return None
         self.stepped += [step.optimizer for step in self.running if step.optimizer is not optimizer]
         self.habits.early.update(self.stepped)
@@ -296,7 +297,7 @@ class _Watch:
     def end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Check what an optimizer has changed, if it evaluated a closure."""
         steps = [step for step in self.running if step.optimizer is optimizer]
-        if threading.get_ident() != self.thread or not steps:
+        if home() != self.thread or not steps:
             return
         self.running.remove(steps[-1])
         self.stepped.append(optimizer)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from ...ignoring.inside import is_sparse, is_wrapped, set_recording
+from ...ignoring.inside import is_captured, is_sparse, is_wrapped, set_recording
 from ..births.attribution import Attribution, Result
 from ..births.call import Call, casts_on, come_in, describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, note_call
@@ -102,7 +102,7 @@ class Forward(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         plan = plan_of(func)
-        if not plan.is_checked or self.scope.is_over or self.findings.in_compiled:
+        if not plan.is_checked or self.scope.is_over or self.findings.in_compiled or is_captured():
             if func is Tensor.register_hook or func is Tensor.retain_grad:
                 try:
                     args, kwargs = self.sandbox.prepared(func, args, kwargs)
@@ -185,7 +185,7 @@ class Forward(TorchFunctionMode):
 
     def applied(self, kind: type, args: Any, result: Any, inside: list[Birth]) -> None:
         """Check what the user's `autograd.Function` returned. Births inside of it count as its own."""
-        if not self.scope.is_here() or not self.is_on():
+        if not self.scope.is_here() or not self.is_on() or is_captured():
             return
         with self.mistakes.noted(kind.__name__), unseen(), torch.no_grad():
             self.findings.consume(args)

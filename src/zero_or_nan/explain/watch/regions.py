@@ -32,6 +32,7 @@ from ...ignoring.inside import Edge, edge_of, forward_class, is_leaf
 from ..births.findings import CALLED, Findings, note_region, region_of
 from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, is_inside, modules_around, of_variables, place_at
+from ..program.randomness import RandomState
 from ..program.tensors import is_finite, node_of, not_finite, numbers_of, unseen, without_side_effects
 
 UNCOMPILED = 'with torch.compiler.set_stance("force_eager"), it runs uncompiled'
@@ -88,7 +89,7 @@ class Region:
     versions: list[int]
     roots: dict[str, dict[str, Any]]
     around: list[nn.Module]
-    drawn: Tensor
+    drawn: RandomState
     casts: dict[str, torch.dtype | None]
     again: SecondRun | None = None
     has_failed: bool = False
@@ -185,7 +186,7 @@ class Regions:
             [_version(value) for value in given],
             {"L": dict(modules), "G": caller.f_globals},
             modules_around(),
-            torch.get_rng_state(),
+            RandomState.now(),
             {kind: torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in kinds},
         )
 
@@ -258,10 +259,10 @@ class Regions:
         births.in_backward = False
         try:
             with without_side_effects(), torch.enable_grad(), _cast(region.casts), births.collected() as born:
-                torch.set_rng_state(region.drawn)
+                region.drawn.put_back()
                 with self._placed(region) as at, self.watched():
                     outputs = _Run(region.graph, at).run(*(copy.passed for copy in copies))
-                drew = not torch.equal(torch.get_rng_state(), region.drawn)
+                drew = region.drawn.has_changed()
         finally:
             births.in_backward = in_backward
             self.findings.unconsumed = unconsumed

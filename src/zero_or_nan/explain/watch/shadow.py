@@ -197,6 +197,8 @@ def _may_run_only_once(node: Any) -> bool:
         return False
     if in_several_processes():
         return True  # other processes do not run a shadow, so it would wait for them forever
+    if forward.__module__ == "torch.cuda.graphs":
+        return True  # a graph that was captured writes over what its forward pass saved
     return not forward.__module__.startswith("torch.") and is_unknown(node)
 
 

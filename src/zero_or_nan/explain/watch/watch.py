@@ -22,7 +22,15 @@ from torch.autograd.function import FunctionCtx, _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
-from ...ignoring.inside import TELLS_OF_HOOKS, free_deep_graphs, is_wrapped, leaves_of, not_compiled
+from ...ignoring.inside import (
+    TELLS_OF_HOOKS,
+    free_deep_graphs,
+    is_captured,
+    is_wrapped,
+    lead_home,
+    leaves_of,
+    not_compiled,
+)
 from ...replacing import is_replaced, put_back, replace, replace_engine
 from ..births.diagnosis import Diagnosis, Verdict, diagnose_results
 from ..births.findings import HOOKS, Findings, Mistakes, Scope
@@ -39,6 +47,10 @@ from .shadow import Sandbox, function_modes
 
 NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
 NOT_IN_BATCHES = "a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"
+NOT_CAPTURED = (
+    "a backward pass was captured in a CUDA graph, and not looked into: nothing is computed before the graph is "
+    "replayed. Run the step once without the graph"
+)
 NO_PASS = (
     "compiled code ran, and no backward pass outside of it: explain sees neither a pass inside of compiled code, nor "
     'its results that no function uses. With torch.compiler.set_stance("force_eager"), explain sees all'
@@ -89,6 +101,10 @@ class Watch:
                 return run(roots, *args, **kwargs)
             with self.patches.in_between():
                 return self.engine(run, roots, *args, **kwargs)
+        lead_home()
+        if is_captured():
+            self.report.note(NOT_CAPTURED)
+            return run(roots, *args, **kwargs)
         for things, note in ((roots, NOT_IN_TRANSFORMS), (args[0], NOT_IN_BATCHES)):
             if any(map(is_wrapped, tensors_in(things))):
                 self.report.note(note)

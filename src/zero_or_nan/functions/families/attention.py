@@ -36,17 +36,25 @@ from ...masks.cotangent import (
 )
 from ...masks.mask import Mask, anywhere, core, everywhere, full, only, reduced
 from ...masks.numbers import any_nan, is_number, total
-from ..conditions import ALWAYS, MODERATE
+from ..conditions import ALWAYS, MODERATE, Condition
 from ..graph import forward_class
 from ..numerics import numerics
 from ..registry import derivative, function, rule, transfer
 from .products import taken
 
+LOWEST = -1e4
+"""A logsumexp below this is one of a query whose scores are all very low, as a mask of `finfo.min` makes them.
+
+On a GPU, cuDNN's kernel can give NaN for such a query, also if no gradient arrives there (pytorch#196678).
+"""
+NOT_LOW = Condition(torch.aminmax, lambda dtype, low, high: LOWEST <= low and MODERATE.accepts(dtype, low, high))
+OF_LOGSUMEXP = dict.fromkeys(("logsumexp", "log_sumexp"), NOT_LOW)
+
 # An attention mask is -inf where it hides a key. Other numbers that do harm there show in the logsumexp. The output is
 # an average of the values, so it needs no condition of its own.
 ATTENTION: Any = dict(
     safe_if=MODERATE,
-    safe_if_saved={"attn_bias": ALWAYS, "attn_mask": ALWAYS, "output": ALWAYS},
+    safe_if_saved={"attn_bias": ALWAYS, "attn_mask": ALWAYS, "output": ALWAYS, **OF_LOGSUMEXP},
     scalars=("scale",),
 )
 function(

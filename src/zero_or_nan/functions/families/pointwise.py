@@ -73,7 +73,7 @@ def _has_a_small_power(node: Any) -> bool:
 def _used_by_copysign(node: Any) -> Sequence[Mask] | None:
     """The second argument gives a sign alone. It may be a number."""
     edges = node.next_functions
-    return (None, torch.tensor(False)) if len(edges) == 2 and edges[1][0] is not None else None
+    return (None, torch.tensor(False, device="cpu")) if len(edges) == 2 and edges[1][0] is not None else None
 
 
 function("PreluKernel PreluKernelBackward", selects=True, safe_if=FINITE)

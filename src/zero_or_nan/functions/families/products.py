@@ -23,6 +23,7 @@ If a used element meets a saved NaN or infinity, the result that plain PyTorch g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -242,8 +243,11 @@ def _places_alone(used: Tensor, sums: Tensor, grad: Tensor, saved: Tensor, acros
 
 
 def taken(tensor: Tensor, places: Tensor, dim: int = 0) -> Tensor:
-    """Some of a tensor's rows, or of the slices along another dimension. The dimensions keep their order in memory."""
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    """Some of a tensor's rows, or of the slices along another dimension. The dimensions keep their order in memory.
+
+    Expanded dimensions, which have no place in memory, come first: kernels want the last dimension to be contiguous.
+    """
+    order = sorted(range(tensor.dim()), key=lambda dim: tensor.stride(dim) or math.inf, reverse=True)
     back = sorted(range(tensor.dim()), key=order.__getitem__)
     return tensor.permute(order).index_select(order.index(dim % tensor.dim()), places).permute(back)
 

@@ -42,8 +42,8 @@ def pack_padded_sequence(node: Any, grads: Any) -> tuple[Any]:
 
 def places(lasting: Tensor) -> tuple[Tensor, Tensor]:
     """The step and the sequence of each element of a pack. `lasting` has the number of sequences at each step."""
-    step = torch.arange(len(lasting)).repeat_interleave(lasting)
-    return step, torch.arange(len(step)) - (lasting.cumsum(0) - lasting)[step]
+    step = torch.arange(len(lasting), device="cpu").repeat_interleave(lasting)
+    return step, torch.arange(len(step), device="cpu") - (lasting.cumsum(0) - lasting)[step]
 
 
 # One step of an LSTM or a GRU, as GPUs compute it: elementwise, from the gates that the kernel has saved.
@@ -158,7 +158,11 @@ def _reached(named: dict[str, Any]) -> Tensor | None:
         return None
     output, *ends = masks
     steps, batch = named["input"].shape[:2]
-    used = torch.zeros(steps, batch, dtype=torch.bool) if output is None else anywhere(output, -1)
+    used = (
+        torch.zeros(steps, batch, dtype=torch.bool, device=named["input"].device)
+        if output is None
+        else anywhere(output, -1)
+    )
     return _back_in_time(used, ends, named["reverse"])
 
 
@@ -312,7 +316,7 @@ def _has_parts(named: dict[str, Any]) -> bool:
 
 def _packed_at(given: dict[str, Any]) -> tuple[Tensor, ...]:
     """The step and the sequence of each element of a packed input."""
-    return tuple(place.to(given["hx"].device) for place in places(torch.tensor(given["batch_sizes"])))
+    return tuple(place.to(given["hx"].device) for place in places(torch.tensor(given["batch_sizes"], device="cpu")))
 
 
 def _of_input(counts: Tensor, given: dict[str, Any]) -> Tensor:

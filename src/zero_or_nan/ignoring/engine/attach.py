@@ -107,10 +107,30 @@ def set_current(running: Any) -> None:
         if torch._C._is_key_in_tls(_KEY):
             _take_out(_KEY)
     elif inside or _other_devices():
-        value = _NOBODY if running is None else running  # older releases can't take an object out
-        if _takes_too_much():  # add the reference that PyTorch will drop
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
-        _stash(_KEY, value)
+        _keep_in_tls(_KEY, _NOBODY if running is None else running)  # older releases can't take an object out
+
+
+_HOME = "zero_or_nan.home"
+
+
+def home() -> int:
+    """The thread that this thread works for. For each GPU, PyTorch has a thread that computes the passes of others."""
+    if engine_run() != -1 and torch._C._is_key_in_tls(_HOME):
+        return torch._C._get_obj_in_tls(_HOME)  # type: ignore[no-any-return]
+    return threading.get_ident()
+
+
+def lead_home() -> None:
+    """Let `home` find this thread, in the threads that compute a pass that begins here."""
+    if engine_run() == -1 and _other_devices() and not torch._C._is_key_in_tls(_HOME):
+        _keep_in_tls(_HOME, threading.get_ident())
+
+
+def _keep_in_tls(key: str, value: object) -> None:
+    """Stash an object in what PyTorch's threads take over from the thread that they work for."""
+    if _takes_too_much():  # add the reference that PyTorch will drop
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+    _stash(key, value)
 
 
 def _other_devices() -> bool:
@@ -122,6 +142,12 @@ def _other_devices() -> bool:
         return torch.accelerator.current_accelerator() is not None
     except RuntimeError:  # 2.6 raises if there is none
         return False
+
+
+def is_captured() -> bool:
+    """True while a CUDA graph is captured: kernels are noted and do not run, so there are no numbers to read."""
+    is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return is_in_use and torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
@@ -175,7 +201,8 @@ def _is_at_work() -> bool:
     return torch.compiler.is_compiling() or _callback is None or _callback() is not None  # it can't trace this call
 
 
-_skip(_is_at_work.__code__)
+for each in (_is_at_work, home):
+    _skip(each.__code__)
 
 _callback: Callable[[], Any] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):

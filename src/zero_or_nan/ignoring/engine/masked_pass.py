@@ -389,7 +389,7 @@ class Pass:
         if form.is_shared:  # a hook may have changed the value on another process: all processes check
             return value, mask if mask is None else mask | not_zero(value), True
         if _is_zerotensor(value) and mask is not None:
-            return value + torch.zeros_like(value), mask, True
+            return torch.zeros(value.shape, dtype=value.dtype, device=value.device), mask, True
         if arrived is not None and arrived.is_still(value) and (may_be_sparse or not is_sparse(value)):
             return value, mask, True
         if not can_carry(value):

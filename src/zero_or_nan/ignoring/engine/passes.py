@@ -15,7 +15,7 @@ from ...functions.fills import mark_formulas
 from ...functions.graph import Edge, Graph, edge_of
 from ...masks.mask import everywhere, full
 from ...masks.numbers import is_dense
-from .attach import needed_from, not_compiled
+from .attach import is_captured, needed_from, not_compiled
 from .higher import in_forward_mode
 from .masked_pass import Pass
 from .plan import nothing_ignored, on_any_process
@@ -79,7 +79,8 @@ def backward(
         inputs: accumulate gradients only into these leaves.
 
     Raises:
-        RuntimeError: in the same situations as `torch.autograd.backward`, with the same message.
+        RuntimeError: in the same situations as `torch.autograd.backward`, with the same message; also while a CUDA
+            graph is captured.
 
     Warns:
         UserWarning: at most once in a pass, if `ignoring` could not follow an operator and the gradient may be wrong
@@ -144,6 +145,7 @@ def grad(
     Raises:
         RuntimeError, ValueError, TypeError: in the same situations as `torch.autograd.grad`, with the same message.
         RuntimeError: if a transform of `torch.func` hides the numbers from `ignoring`. Use `ignoring.func` instead.
+            Also while a CUDA graph is captured.
         ValueError: if `ignored` is neither "zero" nor "masked". With "masked", also if an input or a gradient is
             sparse, nested or a DTensor, or has a dtype other than float16, float32 and float64. `MaskedTensor` supports
             only these three.
@@ -232,6 +234,11 @@ def _pass(roots: Sequence[Any], edges: Any = (), asked_for: Any = None, recorded
     forward mode, plain backward is enough only if nothing can be ignored: the precheck can't see the numbers that the
     next pass, or the tangents, will be multiplied by.
     """
+    if is_captured():
+        raise RuntimeError(
+            "ignoring reads the numbers of a program, and there are none while a CUDA graph is captured. Call it "
+            "outside of torch.cuda.graph, or capture plain loss.backward()"
+        )
     recorded = recorded or in_forward_mode()
     count = COUNTING[0]() if COUNTING else None
     graph = needed_from(roots, tensors_in(asked_for))

@@ -92,7 +92,7 @@ class _Precheck:
     def _check_each(self, nodes: list[Any], place: Saved) -> None:
         """Check nodes one by one. Small tensors are only collected, to be checked together."""
         _, unpack_hook, saved, condition = place
-        small = None if condition is AWAY_FROM_ZERO else self.small[condition is MODERATE]
+        small = self.small[condition is MODERATE] if condition is FINITE or condition is MODERATE else None
         for node in nodes:
             if small is not None:
                 try:
