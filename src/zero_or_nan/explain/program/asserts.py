@@ -32,7 +32,7 @@ class _Asserting(Mode):
 
 def are_possible() -> bool:
     """Whether the program computes on a GPU."""
-    return torch.cuda.is_initialized()  # type: ignore[no-any-return, no-untyped-call]
+    return torch.cuda.is_initialized()
 
 
 def without_asserts() -> AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ class RandomState(NamedTuple):
     @classmethod
     def now(cls) -> RandomState:
         """The states now."""
-        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        in_use = torch.cuda.is_initialized()
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if in_use else [])
 
     def put_back(self) -> None:

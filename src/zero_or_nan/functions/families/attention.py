@@ -47,7 +47,7 @@ LOWEST = -1e4
 
 On a GPU, cuDNN's kernel can give NaN for such a query, also if no gradient arrives there (pytorch#196678).
 """
-NOT_LOW = Condition(torch.aminmax, lambda dtype, low, high: LOWEST <= low and MODERATE.accepts(dtype, low, high))
+NOT_LOW = Condition(torch.aminmax, lambda dtype, low, high: low >= LOWEST and MODERATE.accepts(dtype, low, high))
 OF_LOGSUMEXP = dict.fromkeys(("logsumexp", "log_sumexp"), NOT_LOW)
 
 # An attention mask is -inf where it hides a key. Other numbers that do harm there show in the logsumexp. The output is

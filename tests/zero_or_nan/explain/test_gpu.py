@@ -1,0 +1,281 @@
+"""What is different on a GPU, as far as a CPU can show it.
+
+There PyTorch computes backward in threads of its own, kernels assert instead of raising errors, numbers can't be read
+while a CUDA graph is captured, and users set another default device.
+"""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from origins import failure, report_of, told
+from torch import nn, ones, tensor
+from torch.utils.checkpoint import checkpoint
+
+from zero_or_nan import explain, ignoring
+from zero_or_nan.explain.births.findings import Mistakes
+from zero_or_nan.explain.probe import probing
+from zero_or_nan.explain.probe.loss import Case
+from zero_or_nan.explain.program import asserts, randomness
+from zero_or_nan.explain.report import trial
+from zero_or_nan.functions.families import recurrent
+from zero_or_nan.ignoring.engine import attach
+
+# Threads.
+
+
+def in_a_thread_of_the_engine(run, works_for):
+    """Run a function in a backward pass of another thread, which works for a thread."""
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            run()
+            return gradient
+
+    def work():
+        torch._C._stash_obj_in_tls(attach._HOME, works_for)
+        Node.apply(ones(1, requires_grad=True)).backward()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def passes_inside_in_another_thread(monkeypatch):
+    """As on a GPU, a reentrant checkpoint runs its pass in a thread that works for the one that began backward."""
+    start, here = torch.autograd.backward, threading.get_ident()
+
+    def backward(*args, **kwargs):
+        if attach.engine_run() == -1:
+            return start(*args, **kwargs)
+        return in_a_thread_of_the_engine(lambda: start(*args, **kwargs), here)
+
+    monkeypatch.setattr(torch.autograd, "backward", backward)
+
+
+def step_of(w):
+    def step():
+        x = ones(2, requires_grad=True)
+        checkpoint(lambda x: (w * x).log(), x, use_reentrant=True).sum().backward()
+
+    return step
+
+
+WRAPS = {
+    "block": report_of,
+    "block in block": lambda step: report_of(lambda: report_of(step)),
+    "on_failure": lambda step: explain.on_failure(step)(),
+    "block in on_failure": lambda step: explain.on_failure(lambda: report_of(step) and None)(),
+}
+
+
+@pytest.mark.usefixtures("passes_inside_in_another_thread")
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+def test_the_pass_inside_of_an_extra_pass_adds_to_no_gradient(wrap):
+    w = ones(2, requires_grad=True)
+    wrap(step_of(w))
+    assert torch.equal(w.grad, ones(2))
+
+
+@pytest.mark.usefixtures("passes_inside_in_another_thread")
+def test_a_step_that_fails_there_leaves_no_gradient():
+    w = tensor([0.0, 1.0], requires_grad=True)
+    report = failure(explain.on_failure(step_of(w)))
+    assert w.grad is None and told(report) == [("undefined", "forward", "log")]
+
+
+def test_a_thread_that_works_for_no_other_is_its_own():
+    found = []
+    in_a_thread_of_the_engine(lambda: found.append(attach.home()), 7)
+    assert found == [7] and attach.home() == threading.get_ident()
+
+
+# Asserts.
+
+WRONG = {
+    "an index": lambda: ones(2).gather(0, tensor([2])),
+    "a negative index": lambda: ones(2).gather(0, tensor([-1])),
+    "a place to add to": lambda: torch.zeros(2).scatter_add(0, tensor([5]), ones(1)),
+    "a row": lambda: ones(2, 3).index_select(1, tensor([3])),
+    "an element": lambda: ones(2).take(tensor([2])),
+    "a row to fill": lambda: ones(2).index_fill(0, tensor([2]), 1.0),
+    "an index in brackets": lambda: ones(2, 3)[:, tensor([3])],
+    "an index after a mask": lambda: ones(2, 3, 2)[ones(2, 3) > 0, tensor([2] * 6)],
+    "an index to write to": lambda: ones(2).__setitem__(tensor([2]), ones(1)),
+    "a token": lambda: F.embedding(tensor([2]), ones(2, 3)),
+    "tokens": lambda: F.embedding_bag(tensor([[2]]), ones(2, 3)),
+    "a label": lambda: F.cross_entropy(ones(1, 2), tensor([2])),
+    "a label of a pixel": lambda: F.cross_entropy(ones(1, 2, 1, 1), tensor([[[2]]])),
+    "a label with a margin": lambda: F.multi_margin_loss(ones(1, 2), tensor([2])),
+    "one of several labels": lambda: F.multilabel_margin_loss(ones(1, 2), tensor([[2, -1]])),
+    "a probability": lambda: F.binary_cross_entropy(tensor([1.1]), ones(1)),
+    "a probability of NaN": lambda: F.binary_cross_entropy(tensor([torch.nan]), ones(1)),
+    "a probability to draw by": lambda: torch.bernoulli(tensor([1.5])),
+    "weights to draw by": lambda: torch.multinomial(tensor([0.0, 0.0]), 1),
+    "a rate": lambda: torch.poisson(tensor([-1.0])),
+    "a place in a larger image": lambda: F.max_unpool1d(ones(1, 1, 1), tensor([[[7]]]), 2),
+    "a count": lambda: ones(2).repeat_interleave(tensor([-1, 1])),
+    "an assert": lambda: torch._assert_async(tensor(False)),
+}
+RIGHT = {
+    "indices": lambda: (ones(2).gather(0, tensor([1])), ones(2, 3)[:, tensor([-3, 2])], ones(2).take(tensor([-2]))),
+    "a mask": lambda: ones(2, 3)[ones(2, 3) > 0],
+    "labels": lambda: F.cross_entropy(ones(2, 2), tensor([1, -100])),
+    "a label alone": lambda: F.cross_entropy(ones(2), tensor(1)),
+    "probabilities": lambda: (F.binary_cross_entropy(tensor([0.0, 1.0]), ones(2)), torch.bernoulli(tensor([1.0]))),
+    "nothing": lambda: ones(2).gather(0, torch.empty(0, dtype=torch.long)),
+    "a number": lambda: (ones(2).bernoulli_(0.5), ones(()).gather(0, tensor(0))),
+}
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    monkeypatch.setattr(asserts, "are_possible", lambda: True)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+def test_what_a_kernel_would_assert_is_refused_before_it_runs(call):
+    with pytest.raises(Exception):  # noqa: B017  (the CPU's own errors are of many kinds)
+        call()
+    with asserts.without_asserts(), pytest.raises(IndexError, match="out of range"):
+        call()
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("call", RIGHT.values(), ids=RIGHT)
+def test_what_no_kernel_asserts_runs(call):
+    with asserts.without_asserts():
+        call()
+
+
+def one_row_too_few(embeddings, anchors):
+    """If `explain.probe` takes one row of `embeddings`, the other anchors are out of range."""
+    return -embeddings[anchors].softmax(1).log().mean()
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_the_search_refuses_them_and_finds_the_same(monkeypatch):
+    refused = []
+    would_assert = asserts.would_assert
+    monkeypatch.setattr(asserts, "would_assert", lambda *call: would_assert(*call) and not refused.append(call[0]))
+    report = explain.probe(one_row_too_few, torch.randn(4, 3, requires_grad=True), tensor([3, 2, 1, 0]))
+    assert refused and [finding.function for finding in report.findings] == ["log"]
+
+
+# The default device.
+
+
+def test_what_explain_makes_is_on_the_device_of_the_program():
+    """A program on the CPU, where new tensors have no numbers, stands for one on a GPU, where they are on the GPU."""
+    x, rows, labels = tensor([0.0, 200.0], requires_grad=True), torch.randn(4, 3), tensor([0, 1, 2, 0])
+    counts, end = tensor([5, 2, 4, 3]), torch.ones(4)
+
+    def prior(counts, labels):
+        return -(counts / counts.sum())[labels].log().mean()
+
+    def angle(rows):
+        return torch.acos(torch.minimum(F.normalize(rows, dim=1)[:, 2], end)).mean()
+
+    def said():
+        x.grad = None
+        report = report_of(lambda: x.softmax(0).log().sum().backward())
+        probed = [explain.probe(angle, rows), explain.probe(prior, counts.double(), labels)]
+        return [str(each).replace(", device='cpu'", "") for each in (report, *probed)]
+
+    expected = said()
+    with torch.device("meta"):
+        assert said() == expected
+
+
+def test_a_pack_is_unpacked_on_its_own_device():
+    rows, lengths, w = ones(3, 2, 4), tensor([3, 1]), ones(4, requires_grad=True)
+    rows[1:, 1] = torch.nan
+    packed = nn.utils.rnn.pack_padded_sequence(rows * w, lengths)
+    result = nn.GRU(4, 2)(packed)[0].data.sum()
+    with torch.device("meta"):
+        ignoring.backward(result)
+    assert w.grad.isfinite().all()
+
+
+def test_what_is_drawn_is_on_the_device_of_what_it_replaces():
+    x, generator = ones(3), torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        ordinary = trial.ordinary({0: x}, seed=0)[0]
+        between = probing._between(Case((x,)), Case((x * 2,)), [0], generator).tensors[0]
+        places = recurrent.places(tensor([2, 1], device="cpu"))
+    assert all(each.is_cpu for each in (ordinary, between, *places))
+
+
+# A graph that is captured.
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+
+@pytest.mark.usefixtures("captured")
+def test_nothing_is_read_while_a_graph_is_captured():
+    def step():
+        x = tensor([0.0, 1.0], requires_grad=True)
+        x.log().sum().backward()
+
+    report = report_of(step)
+    assert report.ok and "was captured in a CUDA graph" in report.notes[0] and not report.passes
+    loss = ones(2, requires_grad=True).log().sum()
+    for call in (lambda: ignoring.backward(loss), lambda: ignoring.grad(loss, [loss])):
+        with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
+            call()
+
+
+def test_a_captured_graph_runs_once():
+    """Its backward writes over what its forward pass saved, so a second run gives other gradients."""
+    runs = []
+
+    class Graphed(torch.autograd.Function):
+        __module__ = "torch.cuda.graphs"
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            runs.append(1)
+            return gradient * 2
+
+    x = tensor([0.0, 1.0], requires_grad=True)
+    report = report_of(lambda: torch.where(x > 0, Graphed.apply(x).log(), 0).sum().backward())
+    assert len(runs) == 1 and told(report) == [("undefined", "forward", "log")]
+
+
+def test_random_numbers_of_a_gpu_count(monkeypatch):
+    states = [tensor([1])]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(states))
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", states.__setitem__)
+    before = randomness.RandomState.now()
+    assert not before.has_changed()
+    states[0] = tensor([2])
+    assert before.has_changed()
+
+
+def test_what_fails_after_an_assert_is_no_mistake_of_ours(monkeypatch):
+    """PyTorch itself tells the user that the GPU refuses every call. Warnings are errors here."""
+    monkeypatch.setattr(Mistakes, "are_raised", False)
+    mistakes = Mistakes()
+    mistakes.note("log", RuntimeError("CUDA error: device-side assert triggered"))
+    mistakes.warn(1)
+    mistakes = Mistakes()
+    mistakes.note("log", torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.warns(UserWarning, match="left too little"):
+        mistakes.warn(1)
