@@ -65,6 +65,7 @@ from ..masks.watching import set_recording as set_recording
 from .engine.attach import home as home
 from .engine.attach import is_captured as is_captured
 from .engine.attach import lead_home as lead_home
+from .engine.attach import never_traced as never_traced
 from .engine.attach import not_compiled as not_compiled
 from .engine.masked_pass import Observer as Observer
 from .engine.masked_pass import Pass

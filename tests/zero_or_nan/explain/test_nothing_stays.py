@@ -225,6 +225,20 @@ def test_a_generator_that_suspends_inside():
     assert [len(list(each)[-1]) for each in (first, second)] == [1, 1]  # they end in the wrong order
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_model_is_not_kept():
+    """The compiler compiles no function of ours: a compiled function lives as long as the process."""
+    model = nn.Linear(4, 8)
+    kept, compiled = weakref.ref(model), torch.compile(model, backend="eager")
+    frames = torch._dynamo.utils.counters["frames"]
+    before = frames["total"]
+    report_of(lambda: compiled(torch.ones(5, 4)).sum().backward())
+    assert frames["total"] == before + 1
+    del model, compiled
+    gc.collect()
+    assert kept() is None
+
+
 def test_no_tensor_is_kept():
     gc.collect()
     with explain() as report:

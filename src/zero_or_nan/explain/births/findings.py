@@ -316,6 +316,7 @@ class Findings:
         self.unconsumed.clear()
         self.bad.clear()
         self.history.clear()
+        self.compiled_at = None  # a place has the user's module
 
 
 # Notes on the nodes of the graph.

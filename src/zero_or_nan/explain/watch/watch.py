@@ -11,7 +11,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from types import FrameType
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from ...ignoring.inside import (
     is_wrapped,
     lead_home,
     leaves_of,
+    never_traced,
     not_compiled,
 )
 from ...replacing import is_replaced, put_back, replace, replace_engine
@@ -230,6 +230,7 @@ class Watch:
 # The functions of PyTorch that a watch replaces while it lasts.
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
+_set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 _ENTRANCES = ("compile_wrapper", "_fn")
 """The functions of Dynamo in which compiled code is called, by release."""
 
@@ -333,25 +334,35 @@ class Patches:
                 replace(self, module, name, self._switch)
 
     def _switch(self, switch: Any) -> Any:
-        """A function by which the compiler switches itself on and off. Only the outermost compiled region counts."""
+        """A function by which the compiler switches itself on and off. It is off while our own code runs."""
 
+        @never_traced
         def switched(callback: Any) -> Any:
+            before = _set_compiler(None)
             if self._watch.scope.is_here():
-                caller: Any = sys._getframe(1)
-                while caller.f_code.co_filename == __file__:  # of a watch around this one
-                    caller = caller.f_back
-                if self._region is None and callable(callback) and caller.f_code.co_name in _ENTRANCES:
-                    self._region = caller
-                    self._watch.forward.begin_compiled()
-                elif self._region is caller and not callable(callback):
-                    self._region = None
-                    self._watch.regions.leave()
-                    self._watch.forward.end_compiled()
-                elif self._watch.forward.is_aside and caller.f_code.co_name == "_fn":
-                    return self._switch_inside(switch, callback, caller)
-            return switch(callback)
+                with self._watch.mistakes.noted("a compiled region"):
+                    self._switches(callable(callback), sys._getframe(1))
+            switch(callback)
+            return before
 
         return switched
+
+    def _switches(self, is_on: bool, caller: Any) -> None:
+        """Note what a switch begins or ends. Only the outermost compiled region counts.
+
+        Inside of it, the compiler is off while compiled code runs, or what must not be compiled.
+        """
+        while caller.f_code.co_filename == __file__:  # of a watch around this one
+            caller = caller.f_back
+        if self._region is None and is_on and caller.f_code.co_name in _ENTRANCES:
+            self._region = caller
+            self._watch.forward.begin_compiled()
+        elif self._region is caller and not is_on:
+            self._region = None
+            self._watch.regions.leave()
+            self._watch.forward.end_compiled()
+        elif self._watch.forward.is_aside and caller.f_code.co_name == "_fn":
+            (self._watch.regions.leave if is_on else self._watch.regions.enter)(caller)
 
     @contextmanager
     def in_between(self) -> Iterator[None]:
@@ -361,17 +372,6 @@ class Patches:
             yield
         finally:
             self._region, self._watch.forward.is_aside = region, True
-
-    def _switch_inside(self, switch: Any, callback: Any, caller: FrameType) -> Any:
-        """A switch inside of a region: off, before compiled code runs or what must not be compiled, and on again.
-
-        Our own code runs while the compiler is off.
-        """
-        is_on = callable(callback)
-        before = None if is_on else switch(callback)
-        with self._watch.mistakes.noted("a compiled region"):
-            (self._watch.regions.leave if is_on else self._watch.regions.enter)(caller)
-        return switch(callback) if is_on else before
 
 
 def _counted(enter: Any) -> Any:

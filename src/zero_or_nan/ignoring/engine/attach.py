@@ -182,6 +182,15 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def never_traced(function: F) -> F:
+    """The function, which the compiler does not try to compile if it is called while the compiler is on."""
+    _skip(function.__code__)  # type: ignore[attr-defined]
+    return function
+
+
 @functools.cache  # all functions of `not_compiled` share the code of `run`
 def _skip(code: CodeType) -> None:
     """Keep Dynamo from tracing a call that begins in uncompiled code, for example in a hook of an optimizer."""
