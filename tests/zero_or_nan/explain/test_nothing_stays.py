@@ -228,15 +228,18 @@ def test_a_generator_that_suspends_inside():
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_is_not_kept():
     """The compiler compiles no function of ours: a compiled function lives as long as the process."""
-    model = nn.Linear(4, 8)
-    kept, compiled = weakref.ref(model), torch.compile(model, backend="eager")
     frames = torch._dynamo.utils.counters["frames"]
     before = frames["total"]
-    report_of(lambda: compiled(torch.ones(5, 4)).sum().backward())
-    assert frames["total"] == before + 1
-    del model, compiled
+
+    def run():
+        model = nn.Linear(4, 8)
+        compiled = torch.compile(model, backend="eager")
+        report_of(lambda: compiled(torch.ones(5, 4)).sum().backward())
+        return weakref.ref(model)
+
+    kept = run()
     gc.collect()
-    assert kept() is None
+    assert frames["total"] == before + 1 and kept() is None
 
 
 def test_no_tensor_is_kept():

@@ -187,7 +187,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def never_traced(function: F) -> F:
     """The function, which the compiler does not try to compile if it is called while the compiler is on."""
-    _skip(function.__code__)  # type: ignore[attr-defined]
+    _skip(function.__code__)
     return function
 
 
