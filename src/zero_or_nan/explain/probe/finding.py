@@ -174,7 +174,7 @@ def test_of(loss: Loss, case: Case, kinds: Sequence[Kind]) -> str:
     for written in (*_of_one_row(loss, rounded), rounded, case):
         with contextlib.suppress(ValueError):
             text, name = _text(loss, written)
-            if loss.is_failed_by(text, name):
+            if loss.is_failed_by(text, name, written.factor):
                 return text
     return ""
 
