@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import runpy
 import sys
@@ -87,7 +88,9 @@ def _probed(options: argparse.Namespace) -> int:
         with Losses(options.seconds):
             _run(options)
     except FirstStep as step:
-        for name, report in step.reports.items():
+        if options.json:
+            print(json.dumps({name: report.to_dict() for name, report in step.reports.items()}, indent=2), flush=True)
+        for name, report in step.reports.items() if not options.json else ():
             print(f"{name}: {report}", flush=True)
         if not step.reports:
             print(NO_FUNCTION, file=sys.stderr)

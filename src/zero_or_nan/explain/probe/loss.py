@@ -308,7 +308,7 @@ class Loss:
         return self._with(tensor.clone().requires_grad_(wants) for tensor, wants in pairs)
 
     def is_failed_by(self, test: str, name: str, factor: float) -> bool:
-        """Whether a test fails now that multiplies parameters. It may call the loss by a name that it does not import."""
+        """Whether a test fails now. It may multiply parameters, and call the loss by a name that it does not import."""
         names: dict[str, Any] = {name: self.function}
         with self._state():
             for parameter in self.parameters.values():

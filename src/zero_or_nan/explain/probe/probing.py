@@ -189,9 +189,7 @@ class Search:
         A number is ordinary if it is finite, and far from the largest number of the dtype of the loss.
         """
         case = candidate.case
-        if max(candidate.factors) <= NEAR and all(
-            map(is_within, self.kinds, self.loss.example.tensors, case.tensors)
-        ):
+        if max(candidate.factors) <= NEAR and all(map(is_within, self.kinds, self.loss.example.tensors, case.tensors)):
             return True
         exact = self.loss.numbers(case, torch.float64) if self._has_exact else None
         most = math.sqrt(torch.finfo(self.loss.dtype).max)

@@ -24,25 +24,26 @@ class Progress:
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._began = seconds, time.monotonic()
+        self._first: float | None = None
         self._is_said, self._shown = False, self._began
 
     def show(self, each: float, tried: int, count: int) -> None:
         """Say once how long the search will take if that is long, and count on a terminal.
 
         Args:
-            each: the seconds of one run of the loss.
+            each: the seconds of one of the first runs of the loss.
             tried: how many inputs were tried.
             count: how many there are, as far as is known.
         """
         now = time.monotonic()
-        spent = now - self._began
+        self._first = now if self._first is None else self._first
+        spent, each = now - self._began, min(each, (now - self._first) / tried) if tried else each
         total = spent + each * max(0, count - tried)
         if not self._is_said and self._seconds >= LONG < total and spent > _SURE:
             self._is_said = True
-            ends = f"but the search stops after {self._seconds:g}" if total > self._seconds else "as far as is known"
+            ends = f", but the search stops after {self._seconds:g}" if total > self._seconds else ""
             print(
-                f"explain.probe tries about {count} inputs, and a run of the loss takes {each:.2g} seconds. "
-                f"All inputs take about {total:.0f} seconds, {ends}",
+                f"explain.probe tries about {count} inputs, which takes about {total:.0f} seconds{ends}",
                 file=sys.stderr,
                 flush=True,
             )

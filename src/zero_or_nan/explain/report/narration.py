@@ -24,7 +24,7 @@ from ..births.provenance import Birth, Kind
 from ..program.code import of_variables
 from ..program.tensors import in_several_processes
 from .remedies import DIVERGENCE, remedy
-from .report import Origin, Report
+from .report import Measured, Origin, Remedy, Report
 from .targets import without_gaps
 from .trial import NOTHING_TRIED, Advice, advice_on, tried_on
 
@@ -104,6 +104,7 @@ class _Narrated:
         advice, large = self.advice, birth.of_large
         code, origin.chapter = remedy(self.kind, *known, has_others, large, advice.refused, tensor, advice.fits)
         origin.remedy, origin.replaces = advice.remedy or code, advice.replaces
+        origin.remedies = _remedies(origin.remedy, advice)
 
     def name_again(self, names: Names) -> None:
         """Write down all names again."""
@@ -111,6 +112,17 @@ class _Narrated:
         self.reached.clear()
         self.reach([name if target is None else target for name, target in found], names)
         self.name(names)
+
+
+def _remedies(text: str, advice: Advice) -> list[Remedy]:
+    """The remedies of an origin, for programs."""
+    if advice.tried:
+        return [
+            Remedy(each.line, each.replaces, Measured(each.value, each.gradient, not each.choice, each.choice))
+            for each in advice.tried
+        ]
+    measured = None if advice.replaces is None else Measured(None, None, True, "")
+    return [Remedy(text, advice.replaces, measured)]
 
 
 def _weak(thing: T | None) -> weakref.ref[T] | None:

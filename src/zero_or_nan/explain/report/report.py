@@ -29,6 +29,38 @@ MOST_PRINTED = 20
 
 
 @dataclass
+class Measured:
+    """What code gave in place of the call that failed, on the numbers of this call.
+
+    Attributes:
+        value: the first element of the result that was not finite before. None if only the code's comment has it.
+        gradient: the gradient there. None if all gradients were only compared with exact arithmetic.
+        is_exact: whether these are the numbers of exact arithmetic. If not, they are a choice.
+        choice: what was chosen, as a sentence; empty if nothing was.
+    """
+
+    value: float | None
+    gradient: float | None
+    is_exact: bool
+    choice: str
+
+
+@dataclass
+class Remedy:
+    """A fix, or advice.
+
+    Attributes:
+        code: what to paste; of advice, lines of code and comments.
+        replaces: the line of your code that it replaces; None if it has to be put into a part of a line.
+        tried: what it gave; None if it was not tried.
+    """
+
+    code: str
+    replaces: int | None
+    tried: Measured | None
+
+
+@dataclass
 class Origin:
     """The place where a NaN or an infinity that reached the loss or a gradient first appeared.
 
@@ -58,6 +90,8 @@ class Origin:
         remedy: the fix: code to paste, with a sentence as a comment.
         replaces: the line of your code that the remedy replaces. Such a remedy was tried: it ran on the numbers of this
             call, and gave the right value and gradient, or the number that it says it chooses. None for advice.
+        remedies: the same for programs, the best remedy first: `code`, `replaces`, and `tried`, which has the `value`
+            and the `gradient`, `is_exact`, and the `choice`.
         exact: what the value is in exact arithmetic, if only a number on the way to it does not fit its dtype, and
             which number that is. Empty if exact arithmetic has no number either, or if that could not be found out.
         chapter: the address of the book's section about this kind of origin.
@@ -88,6 +122,7 @@ class Origin:
     fixed: bool | None = None
     remedy: str = ""
     replaces: int | None = None
+    remedies: list[Remedy] = field(default_factory=list)
     exact: str = ""
     chapter: str = ""
     times: int = 1
@@ -265,7 +300,19 @@ class Report:
         return notebook.cards("", [*cause, *head, *(origin._card() for origin in self.origins[:MOST_PRINTED]), *notes])
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole report as a dict of numbers, strings, lists and dicts. Keys are the attributes' names and `ok`."""
+        """The whole report as a dict of numbers, strings, lists and dicts.
+
+        Keys are the names of the attributes and `ok`. `origins` has a dict for each `Origin`, with its attributes, and
+        `remedies` in it has a dict for each remedy.
+
+        >>> import torch
+        >>> from zero_or_nan import explain
+        >>> with explain() as report:
+        ...     torch.zeros(1, requires_grad=True).sqrt().sum().backward()
+        >>> [remedy] = report.to_dict()["origins"][0]["remedies"]
+        >>> sorted(remedy), sorted(remedy["tried"])
+        (['code', 'replaces', 'tried'], ['choice', 'gradient', 'is_exact', 'value'])
+        """
         told: dict[str, Any] = json.loads(self.to_json())
         return told
 

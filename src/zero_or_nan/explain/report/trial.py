@@ -73,6 +73,7 @@ class Advice(NamedTuple):
         refused: the code that was tried, if none of it is right.
         situation: what the calls say about advice that is not tried.
         fits: whether the dtype has room for the exact number; None if exact arithmetic has no number.
+        tried: the rewrites in the remedy.
     """
 
     remedy: str = ""
@@ -81,6 +82,7 @@ class Advice(NamedTuple):
     refused: tuple[str, ...] = ()
     situation: str = ""
     fits: bool | None = None
+    tried: tuple[Tried, ...] = ()
 
 
 NOTHING_TRIED = Advice()
@@ -118,7 +120,8 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
         if best.beyond and best.is_whole and lost is None:
             exact = f"and {best.beyond}: float64 rounds a number before it, too"
         others = [each for each in found if each.choice and best.choice and not _is_alike(each, best)]
-        return Advice("\n".join([_told(best), *map(_or, others[:1])]), best.replaces, exact)
+        text = "\n".join([_told(best), *map(_or, others[:1])])
+        return Advice(text, best.replaces, exact, tried=(best, *others[:1]))
     wider = widened(chains, len(near), module)
     if wider is not None:
         return Advice(*wider, exact)
