@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="The exit status is 1 if a NaN or an infinity reached the loss or a gradient, or if the script failed.\n"
         "Otherwise it is the script's own.\n\nexample:\n  python -m zero_or_nan.explain --stop train.py --epochs 1",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON, after the script's output")
+    parser.add_argument("--json", action="store_true", help="print the report, or what a search has found, as JSON")
     parser.add_argument("--stop", action="store_true", help="end the script with the first bad backward pass")
     parser.add_argument(
         "--probe", action="store_true", help="search the loss of the first step for a NaN, and end the script there"
