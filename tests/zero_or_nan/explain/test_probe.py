@@ -323,6 +323,20 @@ def test_a_long_search_says_how_long_it_takes_and_counts_on_a_terminal(
         assert ("\r3 inputs tried" in counted) == is_terminal and counted.endswith("\r\033[K" * is_terminal)
 
 
+def test_a_slow_loss_is_tried_on_large_numbers_first(monkeypatch):
+    now = [0.0]
+    for module in (probing, progress, of_losses):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def takes_a_second(x, target):
+        now[0] += 1
+        return -(target * x.softmax(1).log()).sum(1).mean()
+
+    x = torch.tensor([[1.0, -1.0, 0.5], [0.0, 2.0, -3.0]], requires_grad=True)
+    (finding,) = explain.probe(takes_a_second, x, torch.eye(3)[:2], seconds=8).findings
+    assert finding.function == "log" and "times as large" in finding.distance
+
+
 def test_the_parameters_of_a_large_model_are_not_copied(monkeypatch):
     monkeypatch.setattr(of_losses, "MOST_WIDENED", 0)
     torch.manual_seed(0)

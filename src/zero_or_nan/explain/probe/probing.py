@@ -121,7 +121,8 @@ class Search:
         fail_alone: set[Change] = set()  # what fails alone says nothing new together with another change
         given = self._inputs()
         count = sum(1 for _ in candidates(example, *given, lambda case: []))  # without those that need a run
-        likely = candidates(example, *given, self.loss.used)
+        is_slow = time.monotonic() + count * self.loss.seconds > self._ends
+        likely = candidates(example, *given, self.loss.used, is_slow)
         # Training brings the loss itself to 0, and then no triplet of a batch may count any more. All elements change.
         trained = map(Candidate, towards(self.loss, self.kinds, lambda loss, calls: loss.reshape(1)))
         for tried, candidate in enumerate(itertools.chain(likely, self._towards(edges[:MOST_EDGES]), trained)):
