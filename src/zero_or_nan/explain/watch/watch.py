@@ -271,18 +271,24 @@ class Patches:
         return not_compiled(functools.partial(self._watch.engine, run))
 
     def _apply(self, apply: Any) -> Any:
+        @never_traced
         def applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
             run = apply.__get__(None, cls)
             if not self._watch.scope.is_here():
                 return run(*args, **kwargs)
-            with self._watch.forward.findings.births.collected() as inside:
+            births = self._watch.findings.births
+            inside = births.collect()
+            try:
                 result = run(*args, **kwargs)
+            finally:
+                births.stop(inside)
             self._watch.forward.applied(cls, args, result, inside)
             return result
 
         return classmethod(applied)
 
     def _register_hook(self, register: Any) -> Any:
+        @never_traced
         def registered(hooks: Any, hook: Callable[..., Any]) -> Any:
             try:
                 hook = self._watch.sandbox.silenced(hook)
@@ -293,15 +299,21 @@ class Patches:
         return staticmethod(registered)
 
     def _save(self, save: Any) -> Any:
+        @never_traced
         def saved(context: Any, *tensors: Any) -> Any:
             if self._watch.scope.is_here():
-                with self._watch.mistakes.noted("a compiled region"):
-                    self._watch.regions.saves(context)
+                self._saves(context)
             return save(context, *tensors)
 
         return saved
 
+    @not_compiled
+    def _saves(self, context: Any) -> None:
+        with self._watch.mistakes.noted("a compiled region"):
+            self._watch.regions.saves(context)
+
     def _recomputing(self, init: Any) -> Any:
+        @never_traced
         def began(hook: Any, frame: Any, *details: Any) -> None:
             self._watch.sandbox.begin_again(frame())
             init(hook, frame, *details)
