@@ -246,6 +246,34 @@ def test_the_compiler_compiles_no_function_of_ours():
     assert frames == plain and kept() is None
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_pass_beside_compiled_autograd():
+    """It would compile our hooks, and fail where the user allows no break in a graph."""
+    x = torch.zeros(2, requires_grad=True)
+
+    def step():
+        compiler = torch.compile(backend="eager", fullgraph=True)
+        with torch._dynamo.compiled_autograd._enable(compiler):
+            x.sqrt().sum().backward()
+
+    report = report_of(step)
+    assert [origin.operator for origin in report] == ["sqrt"] and x.grad.isinf().all()
+
+
+class Proxy:
+    """As of Flask's request outside of a request."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("working outside of a request")
+
+
+def test_a_proxy_among_the_variables_is_not_asked():
+    x = torch.zeros(2, requires_grad=True)
+    report = report_of(lambda: exec("x.sqrt().sum().backward()", {"x": x, "request": Proxy()}))
+    assert [origin.operator for origin in report] == ["sqrt"]
+
+
 def test_no_tensor_is_kept():
     gc.collect()
     with explain() as report:

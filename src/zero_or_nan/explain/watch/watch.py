@@ -23,6 +23,7 @@ from torch.utils import checkpoint
 
 from ...ignoring.inside import (
     TELLS_OF_HOOKS,
+    compiled_autograd_aside,
     free_deep_graphs,
     is_captured,
     is_wrapped,
@@ -132,7 +133,8 @@ class Watch:
             self._note_leaves(backward)
         self._run_within(backward)
         try:
-            with self.forward if not self.forward.is_on() else nullcontext():  # hooks and checkpoints call functions
+            # Hooks and checkpoints call functions. Compiled autograd would compile our hooks.
+            with compiled_autograd_aside(), self.forward if not self.forward.is_on() else nullcontext():
                 results = run(roots, *args, **kwargs)
         finally:
             self._run_within(outer)
