@@ -63,7 +63,7 @@ CALLS = {
         0, "import sys, torch\nsys.stdout = None\ntorch.ones(2, requires_grad=True).sum().backward()", "", ""
     ),
     "closed": Call(1, "import sys\n" + BAD + "sys.stdout.close()", "", ""),
-    "ascii": Call(1, "import sys\nsys.stdout.reconfigure(encoding='ascii')\n" + BAD, "", "\\u2192 exp"),
+    "ascii": Call(1, "import sys\nsys.stdout.reconfigure(encoding='ascii')\n" + BAD, "", "\\xd7 inf"),
     "nowhere": Call(
         1, "import os, tempfile\n" + BAD + "gone = tempfile.mkdtemp()\nos.chdir(gone)\nos.rmdir(gone)", "", REPORT
     ),
