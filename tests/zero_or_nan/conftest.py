@@ -7,7 +7,6 @@ import torch
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring.engine.masked_pass import Pass
-from zero_or_nan.ignoring.extras.compiled import meanings
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +19,8 @@ def unmarked(monkeypatch):
     """What `ignoring.follow_compiled` sets is set back after the test. Releases in which it does not work skip it."""
     from torch._functorch import config as functorch
     from torch._inductor import config
+
+    from zero_or_nan.ignoring.extras.compiled import meanings  # here, because an extra may be missing
 
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
         pytest.skip("PyTorch 2.6 can't put marks into its cache, and 2.7 drops the backward graph from it")

@@ -68,11 +68,18 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         with contextlib.suppress(NotFiniteError):
             watch.__exit__(*sys.exc_info())
-    sys.stdout.flush()
-    print(report.to_json() if options.json else report, flush=True)
+    _print(report.to_json() if options.json else str(report))
     if interrupted is not None:
         raise interrupted.with_traceback(_of_the_script(interrupted.__traceback__))
     return status or int(not report.ok)
+
+
+def _print(text: str) -> None:
+    """Print the report after what the script has printed. The script may have closed its output."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stdout.flush()
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def _run(options: argparse.Namespace) -> None:

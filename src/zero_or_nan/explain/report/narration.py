@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..births.diagnosis import Diagnosis, Verdict
 from ..births.findings import History
 from ..births.provenance import Birth, Kind
-from ..program.code import of_variables
+from ..program.code import is_module, of_variables
 from ..program.tensors import in_several_processes
 from .remedies import DIVERGENCE, remedy
 from .report import Measured, Origin, Remedy, Report
@@ -342,7 +342,7 @@ class Names:
         left = [*self._called]
         frame = self.frame
         while frame is not None:
-            left += of_variables(frame, lambda values: [each for _, each in values if isinstance(each, nn.Module)])
+            left += of_variables(frame, lambda values: [each for _, each in values if is_module(each)])
             frame = frame.f_back
         left.reverse()
         while left:

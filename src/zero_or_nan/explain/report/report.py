@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -373,5 +374,6 @@ def place(filename: str, line: int) -> str:
         named = "Cell", f"In[{older[1]}]"
     if named is not None:
         return f"{' '.join(named)}, line {line}"
-    here = os.getcwd() + os.sep
-    return f"{filename.removeprefix(here)}:{line}"
+    with contextlib.suppress(OSError):  # the working directory is gone
+        filename = filename.removeprefix(os.getcwd() + os.sep)
+    return f"{filename}:{line}"
