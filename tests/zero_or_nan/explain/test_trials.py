@@ -227,6 +227,46 @@ def test_a_target_with_gaps_is_compared_where_it_is_known(first, tmp_path, name)
     assert f"value {number(names['loss'].item())}," in origin.remedy, "it is the loss that was tried"
 
 
+DROPPED = {  # lines that drop the NaN of y after the comparison, and the line that is written
+    "selected in its line": (
+        "loss = F.mse_loss(p, y.view(4), reduction='none')[~y.isnan()].sum() / len(y)",
+        "loss = F.mse_loss(p[known], target[known], reduction='none').sum() / len(y)",
+    ),
+    "a mean of what is no NaN": ("loss = ((p - y) ** 2).nanmean()", "loss = ((p[known] - y[known]) ** 2).nanmean()"),
+    "with weights": (
+        "w = torch.arange(4.0)\nloss = (w * (p - y) ** 2).nansum()",
+        "loss = (w[known] * (p[known] - y[known]) ** 2).nansum()",
+    ),
+    "selected later": (
+        "e = (p - y) ** 2\nloss = e[~y.isnan()].mean()", "e = (p - torch.where(y.isnan(), 0, y)) ** 2",
+    ),
+    "the mean of all": (
+        "loss = torch.where(y.isnan(), 0, (p - y) ** 2).mean()",
+        "loss = torch.where(y.isnan(), 0, (p - torch.where(y.isnan(), 0, y)) ** 2).mean()",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_a_target_whose_gaps_are_dropped_later_is_compared_without_them(first, tmp_path, name):
+    """The line that is written comes first, gives the loss of the program, and the gradient that `ignoring` gives."""
+    source, line = DROPPED[name]
+    origin = first(f"{PREDICTED}{source}\nloss.backward()\n")
+    assert origin.kind == "contaminated" and origin.remedy.index(f"\n{line}\n") < origin.remedy.index("ignoring")
+    assert "two-penguins" in origin.chapter
+    reference = {}
+    exec(f"{HEAD}{PREDICTED}{source}\nfrom zero_or_nan import ignoring\nignoring.backward(loss)", reference)
+    names = pasted(tmp_path / "program.py", origin)
+    torch.testing.assert_close([names["loss"], names["x"].grad], [reference["loss"], reference["x"].grad])
+
+
+def test_gaps_whose_loss_counts_as_0_are_no_gaps_to_leave_out(first):
+    """To leave them out is another loss, and so is another number in their place."""
+    origin = first(f"{PREDICTED}loss = F.mse_loss(p, y, reduction='none').nan_to_num(0).mean()\nloss.backward()\n")
+    assert origin.kind == "contaminated" and origin.remedy.startswith("from zero_or_nan") and origin.replaces is None
+    assert "two-penguins" in origin.chapter
+
+
 NO_GAPS = {
     "what is missing changes the others": "loss = (p - y).var()",
     "a mean of each column": "loss = (p.view(2, 2) - y.view(2, 2)).abs().mean(0).sum()",

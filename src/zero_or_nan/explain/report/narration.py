@@ -104,6 +104,8 @@ class _Narrated:
         advice, large = self.advice, birth.of_large
         code, origin.chapter = remedy(self.kind, *known, has_others, large, advice.refused, tensor, advice.fits)
         origin.remedy, origin.replaces = advice.remedy or code, advice.replaces
+        if advice.remedy and origin.kind == "contaminated" and origin.fixed:
+            origin.remedy += "\n# or, with your code as it is:" + "".join(f"\n#   {line}" for line in code.splitlines())
 
     def name_again(self, names: Names) -> None:
         """Write down all names again."""
@@ -217,9 +219,11 @@ class Narration:
         )
         advice = NOTHING_TRIED
         if len(self._narrated) < _MOST_TRIALS and not birth.optimizer:
-            if verdict.kind == "bad input":
-                advice = tried_on(self._history.comparison(birth), without_gaps)
-            elif verdict.kind != "contaminated":
+            if verdict.kind in ("bad input", "contaminated"):
+                is_dropped = verdict.kind == "contaminated"
+                advise = functools.partial(without_gaps, is_dropped=is_dropped)
+                advice = tried_on(self._history.comparison(birth), advise)
+            else:
                 path = names.of_module(module, outer)
                 advice = tried_on(self._history.chains(birth), functools.partial(advice_on, module=path))
         origin.exact = advice.exact

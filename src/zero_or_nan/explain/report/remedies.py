@@ -334,7 +334,9 @@ def remedy(
     """
     if kind == "contaminated":
         code = _IGNORE if fixed else _IGNORE_AND if has_others else _IGNORE_GRAD
-        return code, _address(f"{numerics_of(operator).section or CONTAMINATED}#what-to-do")
+        own = REMEDIES.get(("bad input", operator)) if operator == "a target" else None
+        section = numerics_of(operator).section or CONTAMINATED
+        return code, _address(own.section if own else f"{section}#what-to-do")
     if kind == "undefined":
         operator = numerics_of(operator).like or numerics_of(operator).name
         situation = _situation(operator, operands)
