@@ -119,16 +119,18 @@ def is_nan(value: complex) -> bool:
 
 
 def number(value: float) -> str:
-    """A number in as few digits as a reader needs to check it.
+    """A number in as few digits as a reader needs to check it: 1 is the end of a domain, so only 1 is written as 1.
 
-    >>> number(100.0), number(-0.0), number(3.4028234663852886e38), number(float("-inf"))
-    ('100', '-0', '3.40282e38', '-inf')
+    >>> number(100.0), number(-0.0), number(3.4028234663852886e38), number(float("-inf")), number(1.0000001)
+    ('100', '-0', '3.40282e38', '-inf', '1.0000001')
     """
     if isinstance(value, complex):
         return f"({value:.6g})"
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
-    return re.sub(r"e\+?(-?)0?", r"e\1", f"{value:.6g}")
+    texts = (f"{value:.{digits}g}" for digits in range(6, 18))
+    text = next(text for text in texts if abs(float(text)) != 1 or abs(value) == 1)
+    return re.sub(r"e\+?(-?)0?", r"e\1", text)
 
 
 def limit(dtype: torch.dtype) -> str:
@@ -250,18 +252,19 @@ def _said(names: str) -> Callable[[Any], Any]:
 
 @_said("mm addmm bmm mv dot vdot")
 def _product(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
-    """The first product that is not finite, of those that are added up to the element."""
-    left, right = tensors_in(operands)[-2:]
+    """The first product that makes the element what it is, of those that are added up to it."""
+    (*added, left, right), result = tensors_in(operands), out[index]
     if left.dim() == 3:
         left, right, index = left[index[0]], right[index[0]], index[1:]
     left = left[index[0]] if left.dim() == 2 else left
     right = right[:, index[1]] if right.dim() == 2 else right
     products = left * right
-    bad = ~torch.isfinite(products)
-    if not bad.any():
-        return f"the sum of {len(products)} products"
-    at = int(bad.nonzero()[0])
-    return f"{number(left[at].item())} × {number(right[at].item())}, one of {len(products)} products that are added"
+    count = f"{len(products)} product{'s' * (len(products) != 1)}{' and another number' * len(added)}"
+    bad = products.isnan() if result.isnan() else products == result
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        return f"{number(left[at].item())} × {number(right[at].item())}, one of {count} that are added"
+    return f"inf − inf, in a sum of {count}" if result.isnan() else f"the sum of {count}"
 
 
 @_said("sum mean nansum")
@@ -275,6 +278,8 @@ def _sum(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
         return "inf − inf, in a sum"
     if row.isnan().any():
         return f"a sum with nan among {row.numel()} elements"
+    if out[index].isnan():
+        return f"inf − inf, in a sum of {row.numel()} elements"
     return f"the sum of {row.numel()} elements of up to {number(float(row.abs().max()))}"
 
 

@@ -9,7 +9,7 @@ If the program drops the NaN only after the comparison, its loss is right alread
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,7 @@ from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
 from ..program.expression import closed, expression_at, reads, with_each, without_index
-from ..program.tensors import are_finite, not_finite
+from ..program.tensors import are_finite
 from .exact import outcome, texts_of
 from .trial import CLOSE, Advice, ordinary
 
@@ -157,7 +157,7 @@ class _Part:
         self._selection: Call | None = None
 
     def without_selection(self, known: Tensor) -> Chain:
-        """The chain without a selection of the known elements in the line: one call that is given no others has none."""
+        """The chain without a selection of the known elements in the line, if one call alone gets no others."""
 
         def plain(call: Call) -> Call:
             mask = call.args[1] if call.name == "getitem" and call.is_beside(self._calls[0]) else None

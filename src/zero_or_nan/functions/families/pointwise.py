@@ -157,6 +157,7 @@ numerics("mul=multiply=__mul__=__rmul__=__imul__", grows=True, keeps_zero=True, 
 numerics(
     "div=divide=true_divide=__truediv__=__rtruediv__=__itruediv__=__div__=__rdiv__=__idiv__",
     pole=lambda a, b, *_: b == 0,
+    divides=True,
     keeps_zero=True,
     updates=True,
     written="{} / {}",
