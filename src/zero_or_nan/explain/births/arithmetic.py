@@ -259,11 +259,12 @@ def _product(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> st
     left = left[index[0]] if left.dim() == 2 else left
     right = right[:, index[1]] if right.dim() == 2 else right
     products = left * right
-    count = f"{len(products)} product{'s' * (len(products) != 1)}{' and another number' * len(added)}"
+    count = f"{len(products)} product{'s' * (len(products) != 1)}"
     bad = products.isnan() if result.isnan() else products == result
     if bad.any():
         at = int(bad.nonzero()[0])
         return f"{number(left[at].item())} × {number(right[at].item())}, one of {count} that are added"
+    count += " and another number" * len(added)
     return f"inf − inf, in a sum of {count}" if result.isnan() else f"the sum of {count}"
 
 
