@@ -186,7 +186,7 @@ class Narration:
                 narrated.name_again(names)
 
     def name_cause(self, cause: str) -> None:
-        """Say what led to the origins. All that a divergence made too large is one origin, with nothing to change there.
+        """Say what led to the origins. All that a divergence made too large is one origin: nothing is wrong there.
 
         Args:
             cause: what the steps before show; empty if they show nothing.

@@ -149,7 +149,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# small numbers that make the values differ choose them, with steep slopes.\n"
         "# If the values are enough:\n"
         "s = torch.linalg.svdvals(x)",
-        "undefined#eigenvectors-of-equal-eigenvalues",
+        "atlas#linear-algebra",
     ),
     ("undefined", "linalg_eigh"): Remedy(
         "# the vectors of equal eigenvalues are not unique, and have no slope. If the\n"
@@ -337,16 +337,18 @@ def remedy(
     from zero_or_nan import ignoring
     ignoring.backward(loss)  # in place of loss.backward()
     """
+    known = numerics_of(operator)
+    points = known.points or numerics_of(known.like).points
     if kind == "contaminated":
         code = _IGNORE if fixed else _IGNORE_AND if has_others else _IGNORE_GRAD
         own = REMEDIES.get(("bad input", operator)) if operator == "a target" else None
-        section = numerics_of(operator).section or CONTAMINATED
+        section = known.section or CONTAMINATED
         return code, address_of(own.section if own else f"{section}#what-to-do")
     if kind == "undefined":
-        operator = numerics_of(operator).like or numerics_of(operator).name
+        operator = known.like or known.name
         situation = _situation(operator, operands)
         if situation == operator and operator in REWRITES:
-            section = numerics_of(operator).points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
+            section = points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
             return _not_right(refused) if refused else _not_tried(REWRITES[operator]), address_of(section)
         operator = situation
     if operator in (DIVERGENCE, MOVE, GROWTH):
@@ -364,7 +366,8 @@ def remedy(
     code = found.code
     if (kind, operator) == ("bad input", "") and tensor.isidentifier():
         code = re.sub(r"\bx\b", tensor, code)  # the rows to leave out are those of this tensor
-    return code, address_of(found.section)
+    is_general = kind == "undefined" and operator in ("", "a derivative")
+    return code, address_of(is_general and points or found.section)
 
 
 def _not_right(codes: Sequence[str]) -> str:
