@@ -87,7 +87,9 @@ OF_CAUSE = {  # what a section says that does not name the function, but a relat
     "a mean by weights of 0": "ignored",
     "a spread of nothing": "one element",
 }
-CAUSES = {name: cause for names, cause in OF_CAUSE.items() for name in ([names] if " of " in names else names.split())}
+CAUSES = {
+    name: cause for names, cause in OF_CAUSE.items() for name in ([names] if names[:2] == "a " else names.split())
+}
 
 
 @pytest.mark.parametrize("kind", ["undefined", "contaminated"])
