@@ -200,6 +200,10 @@ GAPS = {  # lines with a target y that has NaN, the line that is written, and th
         "class Own:\n    loss = torch.nn.HuberLoss()\nloss = Own.loss(x * 1, y.view(4))",
         "loss = Own.loss((x * 1)[known], target[known])", "((p - y) ** 2 / 2).mean()",
     ),
+    "a number of elements that stays": (
+        "loss = ((p - y) ** 2).sum() / len(y)", "loss = ((p[known] - y[known]) ** 2).sum() / len(y)",
+        "((p - y) ** 2).sum() / 4",
+    ),
     "classes": (
         "y = torch.stack([y, 1 - y], 1)\nq = torch.stack([p, -p], 1)\nloss = F.cross_entropy(q, y)",
         "loss = F.cross_entropy(q[known], y[known])",

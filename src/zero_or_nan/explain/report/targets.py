@@ -46,12 +46,14 @@ def _advice(end: Chain, chains: Sequence[Chain], is_dropped: bool) -> Advice:
         return _NOT_TRIED
     first, *before = chains[0].calls()
     line = [call for call in end.calls() if call.is_beside(first) and not any(map(call.is_again, before))]
-    if is_dropped:
-        right = outcome(end.run()).value
-        known = (_known(end, chains, calls, right) for calls in (line[-1:], line))
-        return next((advice for advice in known if advice.remedy), None) or _filled(end, line[-1:], right)
-    filled = _filled(end, line[-1:], None)
-    return filled if filled.remedy else _known(end, chains, line, None)
+    right = outcome(end.run()).value if is_dropped else None
+    ways = [
+        lambda: _known(end, chains, line[-1:], right),
+        lambda: _known(end, chains, line, right),
+        lambda: _filled(end, line[-1:], right),
+    ]
+    found = (way() for way in (ways if is_dropped else (ways[2], *ways[:2])))
+    return next((advice for advice in found if advice.remedy), _NOT_TRIED)
 
 
 _FILLS = 0.0, 1.0, -100.0
