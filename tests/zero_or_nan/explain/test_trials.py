@@ -231,6 +231,7 @@ def test_a_target_with_gaps_is_compared_where_it_is_known(first, tmp_path, name)
     assert f"value {number(names['loss'].item())}," in origin.remedy, "it is the loss that was tried"
 
 
+WITHOUT_GRADIENT = "e = (torch.where(y.isnan(), p.detach(), p) - y) ** 2"
 DROPPED = {  # lines that drop the NaN of y after the comparison, and the line that is written
     "selected in its line": (
         "loss = F.mse_loss(p, y.view(4), reduction='none')[~y.isnan()].sum() / len(y)",
@@ -241,8 +242,17 @@ DROPPED = {  # lines that drop the NaN of y after the comparison, and the line t
         "w = torch.arange(4.0)\nloss = (w * (p - y) ** 2).nansum()",
         "loss = (w[known] * (p[known] - y[known]) ** 2).nansum()",
     ),
-    "selected later": (
-        "e = (p - y) ** 2\nloss = e[~y.isnan()].mean()", "e = (p - torch.where(y.isnan(), 0, y)) ** 2",
+    "selected later": ("e = (p - y) ** 2\nloss = e[~y.isnan()].mean()", WITHOUT_GRADIENT),
+    "selected later, by the errors": ("e = (p - y) ** 2\nloss = e[~e.isnan()].mean()", WITHOUT_GRADIENT),
+    "counted later": ("e = (p - y) ** 2\nloss = e.nansum() / (~e.isnan()).sum()", WITHOUT_GRADIENT),
+    "with a number of all": ("e = (p - y) ** 2\nloss = e.nansum() / len(e)", WITHOUT_GRADIENT),
+    "counted as 0": (
+        "loss = F.mse_loss(p, y, reduction='none').nan_to_num(0).mean()",
+        "loss = F.mse_loss(torch.where(y.isnan(), p.detach(), p), y, reduction='none').nan_to_num(0).mean()",
+    ),
+    "with weights and a number of all": (
+        "w = torch.arange(4.0)\nloss = (w * (p - y) ** 2).nansum() / len(y)",
+        "loss = (w * (torch.where(y.isnan(), p.detach(), p) - y) ** 2).nansum() / len(y)",
     ),
     "the mean of all": (
         "loss = torch.where(y.isnan(), 0, (p - y) ** 2).mean()",
@@ -264,9 +274,10 @@ def test_a_target_whose_gaps_are_dropped_later_is_compared_without_them(first, t
     torch.testing.assert_close([names["loss"], names["x"].grad], [reference["loss"], reference["x"].grad])
 
 
-def test_gaps_whose_loss_counts_as_0_are_no_gaps_to_leave_out(first):
-    """To leave them out is another loss, and so is another number in their place."""
-    origin = first(f"{PREDICTED}loss = F.mse_loss(p, y, reduction='none').nan_to_num(0).mean()\nloss.backward()\n")
+def test_gaps_that_reach_more_than_the_prediction_need_ignoring(first):
+    """The gradient of s is 0 × NaN, too, and to leave the gaps out is another mean."""
+    s = "s = torch.ones((), requires_grad=True)\n"
+    origin = first(f"{PREDICTED}{s}loss = (s * (p - y) ** 2).nan_to_num(0).mean()\nloss.backward()\n")
     assert origin.kind == "contaminated" and origin.remedy.startswith("from zero_or_nan") and origin.replaces is None
     assert "two-penguins" in origin.chapter
 

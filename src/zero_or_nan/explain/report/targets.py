@@ -5,10 +5,14 @@ whatever the numbers are, if each element has its own loss. That is tried on ord
 only scale the gradient of the others, as a mean does. A correlation, or a softmax over what was left out, fails there.
 
 If the program drops the NaN only after the comparison, its loss is right already. Then the new line must give the same.
+If later lines use the errors, they may count them, or ask which are NaN. So the line keeps the errors as they are, and
+keeps only the gradient of the NaN from the prediction.
 """
 
 from __future__ import annotations
 
+import linecache
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -35,25 +39,36 @@ def without_gaps(chains: Sequence[Chain], is_dropped: bool = False) -> Advice:
         is_dropped: whether the program leaves the NaN out after the comparison, so that its loss is right.
     """
     beside = [chain for chain in chains if chain.call.is_beside(chains[0].call)]
-    numbers = [chain for chain in [*beside[::-1], *chains] if outcome(chain.run()).value.numel() == 1]
-    found = (_advice(end, chains, is_dropped) for end in numbers)  # the first that is right: a sum may have other gaps
+    numbers = [chain for chain in chains if outcome(chain.run()).value.numel() == 1]
+    ends = [*[chain for chain in beside[::-1] if chain in numbers], *(numbers[::-1] if is_dropped else numbers)]
+    advise = _of_dropped if is_dropped else _advice
+    found = (advise(end, chains) for end in ends)  # the first that is right: a sum may have other gaps, too
     return next((advice for advice in found if advice.remedy), _NOT_TRIED)
 
 
-def _advice(end: Chain, chains: Sequence[Chain], is_dropped: bool) -> Advice:
-    """The same, if `end` gives the loss."""
+def _line(end: Chain, chains: Sequence[Chain]) -> list[Call]:
+    """The calls up to the loss in the line of the comparison, which is the last of them."""
+    first, *before = chains[0].calls()
+    return [call for call in end.calls() if call.is_beside(first) and not any(map(call.is_again, before))]
+
+
+def _advice(end: Chain, chains: Sequence[Chain]) -> Advice:
+    """The same, if `end` gives the loss, and the loss is not finite."""
     if any(_is_used_otherwise(chain.call, end) for chain in chains):
         return _NOT_TRIED
-    first, *before = chains[0].calls()
-    line = [call for call in end.calls() if call.is_beside(first) and not any(map(call.is_again, before))]
-    right = outcome(end.run()).value if is_dropped else None
-    ways = [
-        lambda: _known(end, chains, line[-1:], right),
-        lambda: _known(end, chains, line, right),
-        lambda: _filled(end, line[-1:], right),
-    ]
-    found = (way() for way in (ways if is_dropped else (ways[2], *ways[:2])))
-    return next((advice for advice in found if advice.remedy), _NOT_TRIED)
+    filled = _filled(end, chains)
+    return filled if filled.remedy else _known(end, chains)
+
+
+def _of_dropped(end: Chain, chains: Sequence[Chain]) -> Advice:
+    """The same, if `end` gives a loss that is right."""
+    right, comparison = outcome(end.run()).value, chains[0].call
+    source = linecache.getline(comparison.place.filename, comparison.place.line)
+    is_alone = end.call.is_beside(comparison) and not re.search(";|:=", source)
+    if is_alone and not any(_is_used_otherwise(chain.call, end) for chain in chains):
+        found = (way(end, chains, right) for way in (_known, _filled))
+        return next((advice for advice in found if advice.remedy), None) or _detached(end, chains)
+    return _detached(end, chains)
 
 
 _FILLS = 0.0, 1.0, -100.0
@@ -65,9 +80,9 @@ def _is_used_otherwise(call: Call, end: Chain) -> bool:
     return not is_part and any(tensor.numel() != 1 for tensor in call.tensors())
 
 
-def _filled(end: Chain, comparison: Sequence[Call], right: Tensor | None) -> Advice:
+def _filled(end: Chain, chains: Sequence[Chain], right: Tensor | None = None) -> Advice:
     """The line with a number for each NaN of the target, if the loss does not depend on this number."""
-    part = _Part(end, comparison)
+    part = _Part(end, _line(end, chains)[-1:])
     gaps = part.target.isnan()
     runs = [part.chain.run(given={id(part.target): torch.where(gaps, fill, part.target)}) for fill in _FILLS]
     first, *others = [outcome(run).parts for run in runs]
@@ -78,16 +93,35 @@ def _filled(end: Chain, comparison: Sequence[Call], right: Tensor | None) -> Adv
     return part.written(why, float(first[0]), {id(part.target): "torch.where({0}.isnan(), 0, {0})"})
 
 
-def _known(end: Chain, chains: Sequence[Chain], calls: Sequence[Call], right: Tensor | None) -> Advice:
+def _detached(end: Chain, chains: Sequence[Chain]) -> Advice:
+    """The line with a prediction that gets no gradient where the target is NaN, and has the same value."""
+    part = _Part(end, _line(end, chains)[-1:])
+    predictions = part.alike.keys() & part.chain.wanted
+    known, found = ~part.target.isnan(), outcome(part.chain.run())
+    for (key, _), gradient in found.gradients.items():
+        if not are_finite(gradient[known] if key in predictions else gradient):
+            return _NOT_TRIED
+    why = (
+        "# {0} has NaN, which the program drops later: line {1} without a gradient there.\n"
+        "# Or select the known elements here, on both sides, and nothing later"
+    )
+    code = "torch.where({1}.isnan(), {0}.detach(), {0})"
+    return part.written(why, float(found.value), dict.fromkeys(predictions, code))
+
+
+def _known(end: Chain, chains: Sequence[Chain], right: Tensor | None = None) -> Advice:
     """The line with the known elements or rows of the target, and of all that is compared with it."""
     results = {key for key, (_, call) in end.made.items() if any(call.is_again(chain.call) for chain in chains)}
-    part = _Part(end, calls)
+    line = _line(end, chains)
     why = '# if NaN in {} means "not measured": line {} without it, on both sides.'
-    gaps = part.target.isnan()
-    for written, known in (("~{}.isnan()", ~gaps), ("~{}.isnan().any(-1)", ~gaps.any(-1))):
-        value = _tried(part, results, known, right) if known.dim() else None
-        if value is not None:
-            return part.written(why, value, dict.fromkeys(part.alike, "{}[known]"), written)
+    for part in (_Part(end, line[-1:]), _Part(end, line)):  # what stays in the line as it is has the least surprises
+        gaps = part.target.isnan()
+        for written, known in (("~{}.isnan()", ~gaps), ("~{}.isnan().any(-1)", ~gaps.any(-1))):
+            value = _tried(part, results, known, right) if known.dim() else None
+            if value is not None:
+                found = part.written(why, value, dict.fromkeys(part.alike, "{}[known]"), written)
+                if found.remedy:
+                    return found
     return _NOT_TRIED
 
 
@@ -171,31 +205,32 @@ class _Part:
         return self.chain.with_calls(plain) if len(self._calls) == 1 else self.chain
 
     def written(self, why: str, value: float, codes: Mapping[int, str], known: str = "") -> Advice:
-        """The line with other code for some operands, which have `{}` for their own; of one call, no other is changed.
+        """The line with other code for some operands; of one call, no other is changed.
 
         Args:
             why: a comment, with `{}` for the target, and for the line.
             value: the value of the loss then.
-            codes: the code, by the identity of a tensor.
+            codes: the code, by the identity of a tensor, with `{0}` for its own, and `{1}` for the target.
             known: what to call `known` before it, with `{}` for the target.
         """
         place, name = self._calls[-1].place, self._calls[-1].name
         expression = expression_at(place, name)
         pairs = [(text, id(thing)) for call in self._calls for thing, text in texts_of(call) if id(thing) in self.alike]
         texts = dict(pairs)
-        if expression is None or expression.has_scope or not {*codes} <= {*texts.values()}:
+        if expression is None or expression.has_scope or not {*codes, id(self.target)} <= {*texts.values()}:
             return _NOT_TRIED
         start, end = (expression.start, expression.end) if len(self._calls) == 1 else (0, None)
         before, line, after = expression.line[:start], expression.line[start:end], expression.line[end:] if end else ""
         if any(reads(line, text) > [each for each, _ in pairs].count(text) for text in texts):
             return _NOT_TRIED  # as in len(y)
-        written = {text: codes[key].format(closed(text)) for text, key in texts.items() if key in codes}
-        name = next(text for text, key in texts.items() if key == id(self.target))
-        lines = [] if name.isidentifier() else [f"target = {name}"]
+        name = next((text for text, key in texts.items() if key == id(self.target)), "")
+        target = name if name.isidentifier() else "target"
+        written = {text: codes[key].format(closed(text), target) for text, key in texts.items() if key in codes}
+        lines = [] if target == name else [f"target = {name}"]
         if lines:
-            written[name] = codes[id(self.target)].format("target")
+            written[name] = codes.get(id(self.target), "{}").format("target")
         if known:
-            lines.append(f"known = {known.format('target' if lines else name)}")
+            lines.append(f"known = {known.format(target)}")
         changed = with_each(line, written)
         if self._selection is not None:
             selection = expression_at(self._selection.place, "getitem")
