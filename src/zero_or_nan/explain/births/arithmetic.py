@@ -119,18 +119,30 @@ def is_nan(value: complex) -> bool:
 
 
 def number(value: float) -> str:
-    """A number in as few digits as a reader needs to check it: 1 is the end of a domain, so only 1 is written as 1.
+    """A number in as few digits as a reader needs to check it.
 
-    >>> number(100.0), number(-0.0), number(3.4028234663852886e38), number(float("-inf")), number(1.0000001)
-    ('100', '-0', '3.40282e38', '-inf', '1.0000001')
+    >>> number(100.0), number(-0.0), number(3.4028234663852886e38), number(float("-inf"))
+    ('100', '-0', '3.40282e38', '-inf')
     """
+    return _in_digits(value, 6)
+
+
+def operand(value: float) -> str:
+    """The same of an operand, with the digits that tell it from 1, where a domain may end.
+
+    >>> operand(1.0), operand(1.0000001), operand(0.25)
+    ('1', '1.0000001', '0.25')
+    """
+    texts = (_in_digits(value, digits) for digits in range(6, 18))
+    return next(text for text in texts if text.lstrip("-") != "1" or abs(value) == 1)
+
+
+def _in_digits(value: float, digits: int) -> str:
     if isinstance(value, complex):
-        return f"({value:.6g})"
+        return f"({value:.{digits}g})"
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
-    texts = (f"{value:.{digits}g}" for digits in range(6, 18))
-    text = next(text for text in texts if abs(float(text)) != 1 or abs(value) == 1)
-    return re.sub(r"e\+?(-?)0?", r"e\1", text)
+    return re.sub(r"e\+?(-?)0?", r"e\1", f"{value:.{digits}g}")
 
 
 def limit(dtype: torch.dtype) -> str:
@@ -187,7 +199,7 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
         values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
         is_scaled = known.written_scaled and len(values) > known.written.count("{")
         pattern = known.written_scaled if is_scaled else known.written
-        texts = [number(value) for value in values]
+        texts = [operand(value) for value in values]
         if known.name == "pow" and texts[0].startswith("-"):
             texts[0] = f"({texts[0]})"
         try:

@@ -30,7 +30,7 @@ from ...ignoring.inside import (
 )
 from ..program.code import Place, place_here, users_frame
 from ..program.tensors import are_finite, here_of, is_finite, not_finite, numbers_of, on_copies, rerun
-from .arithmetic import Computation, first_born, limit, number
+from .arithmetic import Computation, first_born, limit, number, operand
 from .call import Call, come_in, describe, finite_ones
 from .diagnosis import Born, Events
 from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed_by, runs_hook, saved_by, share_readable
@@ -202,7 +202,7 @@ def _point(node: Any, index: tuple[int, ...], bad: Tensor) -> str:
         else:
             assert known.inverse is not None
             value = known.inverse(here_of(node._saved_result)[index].item())
-        return f", the derivative of {known.name} at {number(value)}" if math.isfinite(value) else ""
+        return f", the derivative of {known.name} at {operand(value)}" if math.isfinite(value) else ""
     return ""
 
 
