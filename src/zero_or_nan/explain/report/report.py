@@ -211,8 +211,8 @@ class Report:
         origins: every origin, in order of time. Empty if the loss and all gradients are finite.
         passes: the number of backward passes that were watched.
         notes: what `explain` could not check, or could not be sure of.
-        cause: what led to the origins over the steps before, such as a divergence, with the numbers and what to do.
-            Empty if the steps before do not show a cause.
+        cause: what led to the origins over the steps before, such as a divergence, with the numbers, what to do and
+            the section about it. Empty if the steps before do not show a cause.
     """
 
     origins: list[Origin] = field(default_factory=list)
@@ -243,6 +243,10 @@ class Report:
         """Add an origin, and a function to call when somebody reads the origins."""
         self._unread.append(origin)
         vars(self)["_complete"] = complete
+
+    def drop(self, origin: Origin) -> None:
+        """Leave an origin out, because another one stands for it."""
+        self._unread.remove(origin)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"origins": self.origins, **vars(self)}  # they are complete when the others are looked at
@@ -293,10 +297,11 @@ class Report:
             return notebook.cards(f"{mark}{_capitalized(self._head)}.", notes)
         head = [notebook.sentence(f"{self._head}:")] if len(self.origins) > 1 else []
         remedy = [line for line in self.cause.splitlines() if line.startswith("    ")]
-        facts = [line.strip() for line in self.cause.splitlines() if line not in remedy]
+        *facts, page = [line.strip() for line in self.cause.splitlines() if line not in remedy] or [""]
         cause = [
             *(notebook.sentence(_capitalized(f"{fact}.")) for fact in facts),
             notebook.code(dedent("\n".join(remedy))),
+            notebook.link(page),
         ]
         return notebook.cards("", [*cause, *head, *(origin._card() for origin in self.origins[:MOST_PRINTED]), *notes])
 

@@ -27,7 +27,7 @@ from .matching import Match, line_of, matches
 from .remedies import GROWTH
 from .widening import widened
 
-_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
 
 MOST_ELEMENTS = 5_000_000
@@ -239,7 +239,7 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
         return True
     exact, now = later.run(torch.float64).result.detach(), later.run(given={key: value}).result.detach()
     known = torch.isfinite(exact.to(now.dtype))
-    return bool(torch.allclose(now[known].double(), exact[known], rtol=_CLOSE.get(now.dtype, 1e-4)))
+    return bool(torch.allclose(now[known].double(), exact[known], rtol=CLOSE.get(now.dtype, 1e-4)))
 
 
 def _two_calls_before(chain: Chain) -> dict[int, Tensor]:
@@ -320,7 +320,7 @@ def _agrees(after: Outcome, before: Outcome, exact: Outcome, chooses: bool) -> b
         # There is no such number, or the dtype has none. The program had none either, and the rewrite chooses one.
         if not chooses and not bool(known.all()):
             return False
-        rtol, atol = _CLOSE.get(was.dtype, 1e-4), _least(was, right)
+        rtol, atol = CLOSE.get(was.dtype, 1e-4), _least(was, right)
         if not torch.allclose(now.double()[known], right[known], rtol=rtol, atol=atol):
             return False
     return True
