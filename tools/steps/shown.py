@@ -16,6 +16,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from ..project import Project
 from .addresses import lost_addresses
 from .collect import ChapterRun
+from .controls import wrong_controls
 from .outputs import visible
 
 _AREA = '<div class="cell_output docutils container">'
@@ -31,7 +32,7 @@ _MOST = 10
 
 
 def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
-    """A text for each kind of fault that the rendered pages have: outputs that are missing, and links to nowhere."""
+    """A text for each kind of fault that the rendered pages have: missing outputs, links to nowhere, wrong controls."""
     files = {path: project.site / path for path in (*map(project.path, project.names), *_GENERATED)}
     pages = {path: file.read_text(encoding="utf-8") if file.is_file() else "" for path, file in files.items()}
     absent = [
@@ -53,7 +54,7 @@ def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
             "content now. If a page is gone, keep a page of that name that links to the new one"
         )
         found.append(f"these addresses are gone, but people may link to them. {advice}:\n{_some(gone)}")
-    return found
+    return found + wrong_controls(project.root / "theme" / "static" / "control.js", pages.values())
 
 
 def missing(notebook: Mapping[str, Any], page: str) -> list[str]:
