@@ -289,8 +289,8 @@ def test_an_expression_that_means_another_tensor_or_would_run_again_is_not_used(
     assert origin.replaces is None
     assert origin.remedy.splitlines()[1:] == [
         "# in place of log in line 6",
-        "# x is an operand of sigmoid in line 5",
-        "F.logsigmoid(x)",
+        "# x_ is an operand of sigmoid in line 5",
+        "F.logsigmoid(x_)",
     ]
     origin = first(leaf([-200.0]) + "y = torch.sigmoid(x.mul(1))\ny.log().sum().backward()")
     assert origin.replaces is None and "mul" not in origin.remedy, "the call would run a second time"

@@ -16,6 +16,7 @@ from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
 from ..program.expression import closed, expression_at, with_each
+from ..program.scope import can_come_before, free_name
 from ..program.tensors import not_finite
 from .exact import outcome, texts_of
 from .trial import Advice, ordinary
@@ -55,7 +56,7 @@ def _advice(end: Chain, chains: Sequence[Chain]) -> Advice:
     for written, known in (("~{}.isnan()", ~gaps), ("~{}.isnan().any(-1)", ~gaps.any(-1))):
         value = _tried(end, alike, results, known) if known.dim() else None
         if value is not None:
-            return line.written(why, value, dict.fromkeys(alike, "{}[known]"), written)
+            return line.written(why, value, dict.fromkeys(alike, "{0}[{1}]"), written)
     return _NOT_TRIED
 
 
@@ -115,26 +116,29 @@ class _Line:
         self._texts = {text: key for call in calls for thing, text in texts_of(call) if (key := id(thing)) in alike}
 
     def written(self, why: str, value: float, codes: Mapping[int, str], known: str = "") -> Advice:
-        """The line with other code for some tensors, which have `{}` for their own.
+        """The line with other code for some tensors, which has `{0}` for their own.
 
         Args:
             why: a comment, with `{}` for the target, and for the line.
             value: the value of the loss then.
-            codes: the code, by the identity of a tensor.
-            known: what to call `known` before it, with `{}` for the target.
+            codes: the code, by the identity of a tensor, with `{1}` for the name of what is known.
+            known: what has this name, with `{}` for the target.
         """
         expression = expression_at(self._at.place, self._at.name)
         if expression is None or expression.has_scope or not {*codes} <= {*self._texts.values()}:
             return _NOT_TRIED
-        written = {text: codes[key].format(closed(text)) for text, key in self._texts.items() if key in codes}
-        name = next(text for text, key in self._texts.items() if key == id(self._target))
-        before = [] if name.isidentifier() else [f"target = {name}"]
-        if before:
-            written[name] = codes[id(self._target)].format("target")
+        place, before = self._at.place, []
+        which = free_name("known", place)
+        written = {text: codes[key].format(closed(text), which) for text, key in self._texts.items() if key in codes}
+        target = name = next(text for text, key in self._texts.items() if key == id(self._target))
+        if not name.isidentifier():
+            target = free_name("target", place)
+            before = [f"{target} = {name}"]
+            written[name] = codes[id(self._target)].format(target, which)
         if known:
-            before.append(f"known = {known.format('target' if before else name)}")
+            before.append(f"{which} = {known.format(target)}")
         line = with_each(expression.line, written)
-        if line is None:
+        if line is None or before and not can_come_before(place):
             return _NOT_TRIED
         tried = f"# Tried on your numbers: value {number(value)}, and finite gradients"
         return _NOT_TRIED._replace(
