@@ -1,5 +1,10 @@
-import pytest
+import linecache
+import textwrap
 
+import pytest
+from pasting import HEAD, ran
+
+from zero_or_nan import explain
 from zero_or_nan.explain.births.findings import Mistakes
 
 
@@ -7,3 +12,18 @@ from zero_or_nan.explain.births.findings import Mistakes
 def raised_mistakes(monkeypatch):
     """A mistake of ours is raised, where a user gets a warning."""
     monkeypatch.setattr(Mistakes, "are_raised", True)
+
+
+@pytest.fixture
+def first(tmp_path, monkeypatch):
+    """Explains a program, and gives the first origin, or another one."""
+    monkeypatch.chdir(tmp_path)
+
+    def explained(source, head=HEAD, at=0):
+        (tmp_path / "program.py").write_text(head + textwrap.dedent(source))
+        linecache.checkcache()
+        with explain() as report:
+            ran(tmp_path / "program.py")
+        return report.origins[at]
+
+    return explained

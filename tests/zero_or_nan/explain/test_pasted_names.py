@@ -4,18 +4,18 @@ import ast
 
 import pytest
 import torch
-from test_trials import PREDICTED, first, leaf, pasted, ran  # noqa: F401
+from pasting import leaf, pasted, ran
 
 from zero_or_nan import explain
+from zero_or_nan.explain.program.expression import Expression
 from zero_or_nan.explain.report import trial
 from zero_or_nan.functions.rewrites import REWRITES, Rewrite, function_in
 
 TAKEN = {  # lines with a variable that has the name in a rewrite, and the line that is written before the failed one
     "a leaf": (leaf([[0.0, 1.0]]) + "p = x * 1\nloss = torch.sqrt(p[:, 0] * 2).sum()", "x_ = p[:, 0] * 2"),
     "of a target": (
-        PREDICTED + "known = target = torch.ones(4)\n"
-        "loss = F.mse_loss(p, y + 0) * known.sum()",
-        "known_ = ~target_.isnan()",
+        leaf([1.0, 2.0]) + "y = torch.tensor([3.0, torch.nan])\nknown = target = torch.ones(2)\n"
+        "loss = F.mse_loss(x * 1, y + 0) * known.sum()", "known_ = ~target_.isnan()",
     ),
     "in a function": (
         leaf([1.0, 2.0]) + "b = torch.ones(2)\ndef f(a):\n    def g():\n        return a / (x * 0) + b_\n"
@@ -33,7 +33,7 @@ TAKEN = {  # lines with a variable that has the name in a rewrite, and the line 
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_no_other_variable_changes(first, tmp_path, name):  # noqa: F811
+def test_no_other_variable_changes(first, tmp_path, name):
     source, line = TAKEN[name]
     origin = first(f"{source}\nloss.backward()")
     before = ran(tmp_path / "program.py")
@@ -54,6 +54,8 @@ ANOTHER = {  # lines in which a name means another tensor by the time that its s
     "    loss = loss - p.log()[1]\n    q = q / 10",
     "of a branch": "q = x * 1\nfor i in range(3):\n    q = q / 2\n    if i == 0:\n        p = q.softmax(-1)\n"
     "    loss = loss - 2 * p.log()[1]",
+    "changed in the branch of the later line": "q = x * 1\np = q.softmax(-1)\nif True:\n    q = q / 100\n"
+    "    loss = -p.log()[1]",
     "of the turn before, in a later line": "p = None\nfor q in [x, x / 100]:\n    if p is not None:\n"
     "        loss = loss - p.log()[1]\n    p = q.softmax(-1)",
     "changed by a function": "q = x * 1\ndef f():\n    global q\n    q = q / 100\np = q.softmax(-1)\nf()\n"
@@ -66,7 +68,7 @@ ANOTHER = {  # lines in which a name means another tensor by the time that its s
 
 
 @pytest.mark.parametrize("name", ANOTHER)
-def test_a_name_that_means_another_tensor_by_then_is_not_written(first, name):  # noqa: F811
+def test_a_name_that_means_another_tensor_by_then_is_not_written(first, name):
     origin = first(leaf([400.0, 1.0]) + f"loss = 0\n{ANOTHER[name]}\nloss.backward()")
     assert origin.replaces is None and origin.remedy.splitlines()[-1] == "F.log_softmax(x_, dim=-1)", origin
 
@@ -79,7 +81,7 @@ THE_SAME = {
 
 
 @pytest.mark.parametrize("name", THE_SAME)
-def test_a_name_that_means_the_same_is_written(first, tmp_path, name):  # noqa: F811
+def test_a_name_that_means_the_same_is_written(first, tmp_path, name):
     origin = first(leaf([400.0, 1.0]) + f"loss = 0\n{THE_SAME[name]}\nloss.backward()")
     assert origin.remedy.splitlines()[-1] == "loss = loss - F.log_softmax(q, dim=-1)[1]", origin
 
@@ -94,24 +96,26 @@ IN_FRONT = {  # lines whose second operand can't stand in a line of its own befo
 
 
 @pytest.mark.parametrize("source", IN_FRONT)
-def test_a_line_in_front_runs_whenever_the_line_does(first, source):  # noqa: F811
+def test_a_line_in_front_runs_whenever_the_line_does(first, source):
     origin = first(leaf([0.0, 1.0]) + f"{source}\nloss.backward()")
     assert origin.remedy.splitlines()[-1].startswith(IN_FRONT[source]), origin
 
 
-def test_a_call_that_is_an_operand_does_not_run_twice(first):  # noqa: F811
+def test_a_call_that_is_an_operand_does_not_run_twice(first):
     origin = first(leaf([0.0, 1.0]) + "loss = sum(torch.sqrt(q.mul(2)).sum() for q in [x])\n(loss * 1).backward()")
     assert origin.replaces is None and "mul" not in origin.remedy, origin
 
 
 @pytest.mark.filterwarnings("ignore:std")
-def test_what_stands_around_a_choice_stays_around_it(first, tmp_path):  # noqa: F811
+def test_what_stands_around_a_choice_stays_around_it(first, tmp_path):
     origin = first(leaf([3.0]) + "loss = (x + x.std() * 2).sum()\nloss.backward()")
     names = pasted(tmp_path / "program.py", origin)
     assert names["loss"] == 3 and names["x"].grad.tolist() == [1.0]
+    at_least = Expression(ast.Name("s"), "m = (x >= s)", 10, 11, is_whole=True, has_scope=False, is_loss=False)
+    assert at_least.replaced_by("a if b else c") == "m = (x >= (a if b else c))"
 
 
-def test_a_functional_that_is_another_variable_is_not_used(first, tmp_path):  # noqa: F811
+def test_a_functional_that_is_another_variable_is_not_used(first, tmp_path):
     origin = first(
         leaf([-200.0]) + "def f(x, F):\n    return (x / F).sigmoid().log().sum()\nloss = f(x, 1)\nloss.backward()"
     )
@@ -119,7 +123,7 @@ def test_a_functional_that_is_another_variable_is_not_used(first, tmp_path):  # 
     assert pasted(tmp_path / "program.py", origin)["x"].grad.tolist() == [1.0]
 
 
-def test_strings_of_the_user_stay_as_they_are(first):  # noqa: F811
+def test_strings_of_the_user_stay_as_they_are(first):
     origin = first('d = {"it\'s e-07": 1.0}\n' + leaf([-200.0]) + 'loss = (d["it\'s e-07"] * x).sigmoid().log().sum()')
     assert "it's e-07" in origin.remedy, origin
 
@@ -131,7 +135,7 @@ ELSEWHERE = {  # a pattern, code that is right on the number of x and wrong besi
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_is_wrong_beside_the_numbers_is_not_written(first, monkeypatch, name):  # noqa: F811
+def test_what_is_wrong_beside_the_numbers_is_not_written(first, monkeypatch, name):
     pattern, code, number, line = ELSEWHERE[name]
     rewrite = Rewrite(ast.parse(pattern, mode="eval").body, code, "the slope is 0" if pattern == "sqrt(x)" else "")
     monkeypatch.setitem(REWRITES, function_in(rewrite.pattern), [rewrite])

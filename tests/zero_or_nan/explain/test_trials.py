@@ -3,54 +3,12 @@
 Each program is a file of its own, so that a remedy can be pasted into it, and the file can run again.
 """
 
-import linecache
-import textwrap
-
 import pytest
 import torch
+from pasting import HEAD, leaf, pasted
 
-from zero_or_nan import explain
 from zero_or_nan.explain.births.arithmetic import number
 from zero_or_nan.explain.report import trial
-
-HEAD = "import torch\nimport torch.nn.functional as F\n"
-
-
-@pytest.fixture
-def first(tmp_path, monkeypatch):
-    """Explains a program, and gives the first origin, or another one."""
-    monkeypatch.chdir(tmp_path)
-
-    def explained(source, head=HEAD, at=0):
-        (tmp_path / "program.py").write_text(head + textwrap.dedent(source))
-        linecache.checkcache()
-        with explain() as report:
-            ran(tmp_path / "program.py")
-        return report.origins[at]
-
-    return explained
-
-
-def ran(path):
-    """The variables of a program."""
-    names = {}
-    exec(compile(path.read_text(), str(path), "exec"), names)
-    return names
-
-
-def pasted(path, origin):
-    """The variables of a program, with the remedy in place of the line that it replaces."""
-    lines = path.read_text().splitlines()
-    line = lines[origin.replaces - 1]
-    indent = line[: len(line) - len(line.lstrip())]
-    lines[origin.replaces - 1 : origin.replaces] = [indent + each for each in origin.remedy.splitlines()]
-    path.write_text("\n".join(lines))
-    return ran(path)
-
-
-def leaf(values, dtype="torch.float32"):
-    return f"x = torch.tensor({values}, dtype={dtype}, requires_grad=True)\n"
-
 
 EXACT = {  # the numbers of x, the lines that fail, and the beginning of the line that is written
     "softmax": ([200.0, 1.0], "p = x.softmax(-1)\nloss = -torch.log(p)[1]", "loss = -F.log_softmax(x, dim=-1)[1]"),

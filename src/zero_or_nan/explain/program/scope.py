@@ -13,7 +13,7 @@ import linecache
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import islice
 from types import FrameType
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ def is_rebound(text: str, begin: Place, end: Place) -> bool:
     *outer, (statement, block) = one
     inner = other[len(outer) :]
     first = block.index(statement)
-    last = next((at for at, each in enumerate(block) if inner and each is inner[0].statement), -1)
+    last = block.index(inner[0].statement) if inner and inner[0].statement in block else -1
     if last < first:
         return True  # the earlier call is in another loop or branch, or comes later in a loop that both are in
     between = block[first : last if last > first or len(inner) == 1 else last + 1]
@@ -75,7 +75,7 @@ def is_rebound(text: str, begin: Place, end: Place) -> bool:
             between.append(around.statement)  # a later turn comes after all of it
             break
         if at:
-            between += takewhile(around.statement.__ne__, around.block)
+            between += around.block[: around.block.index(around.statement)]
     parts = [*ast.walk(ast.parse(text, mode="eval"))]
     names = {node.id for node in parts if isinstance(node, ast.Name)}
     is_inside = any(isinstance(node, (ast.Attribute, ast.Subscript)) for node in parts)
