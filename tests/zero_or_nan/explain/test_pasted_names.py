@@ -130,7 +130,7 @@ def test_strings_of_the_user_stay_as_they_are(first):
 
 ELSEWHERE = {  # a pattern, code that is right on the number of x and wrong beside it, the number, and the user's line
     "at the number alone": ("sqrt(x)", "0 * x", 0.0, "loss = x.sqrt().sum()"),
-    "for the other sign": ("log(1 - exp(x))", "torch.log(-x)", -1e-9, "loss = torch.log(1 - torch.exp(x)).sum()"),
+    "for the other sign": ("sqrt(1 - exp(x))", "(-x).sqrt()", -1e-9, "loss = torch.sqrt(1 - torch.exp(x)).sum()"),
 }
 
 

@@ -202,7 +202,7 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
                 return None
         for seed in range(_ORDINARY):
             numbers = ordinary(given, seed)
-            if seed % 2:  # log(1 - exp(x)) exists for negative x alone
+            if seed % 2:  # sqrt(1 - exp(x)) exists for negative x alone
                 numbers = {key: _with_signs(each, given[key]) for key, each in numbers.items()}
             program = outcome(chain.run(torch.float64, numbers), numbers)
             once_more = _by_rewrite(rewrite, names, chain, numbers, torch.float64)
