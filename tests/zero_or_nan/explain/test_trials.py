@@ -36,8 +36,8 @@ EXACT = {  # the numbers of x, the lines that fail, and the beginning of the lin
         [100.0, 1.0], "a = torch.tensor([0.0, 2.0])\nloss = (x.exp() * a).sum()", "loss = (torch.where(a == 0, 0, ",
     ),
     "in float64": (
-        [-200.0, -203.0], "power = x.exp()\np = power / power.sum()\nloss = p.square().sum()",
-        "power = x.double().exp()",
+        [-200.0, -203.0], "power = 2 * x.exp()\np = power / power.sum()\nloss = p.square().sum()",
+        "power = 2 * x.double().exp()",
     ),
     "float16": ([300.0, 1.0], "s = x * x\nloss = s.sum().sqrt()", "loss = torch.linalg.vector_norm(x)"),
 }  # fmt: skip
@@ -192,6 +192,7 @@ NO_GAPS = {
     "features": "loss = F.mse_loss(y * x, torch.ones(4))",
     "features that are the target, too": "loss = F.mse_loss(torch.cumsum(y, 0) * x, y)",
     "names that are only in the line": "loss = sum(F.mse_loss(q, t) for q, t in [(p, y)])",
+    "a line that no line can come before": "loss = (\n    F.mse_loss(p, y)\n)",
     "an infinite target": "y = y.nan_to_num(torch.inf)\nloss = F.mse_loss(p, y)",
 }
 

@@ -79,12 +79,12 @@ def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
     call, names = match.replaced[0], match.names
     tensors = [name for name, thing in names.items() if any(True for _ in tensors_in(thing))]
     expression = expression_at(call.place, call.name)
-    texts = {} if expression is None else _texts(tensors, match, expression)
+    texts = {} if expression is None or not expression.is_whole else _texts(tensors, match, expression)
     before = []
     for name in [name for name in tensors if name in texts and not texts[name].isidentifier()]:
         if expression is None or len(re.findall(rf"\b{name}\b", rewrite.code)) == 1:
             continue
-        if expression.is_whole and not expression.has_scope and can_come_before(call.place):
+        if not expression.has_scope and can_come_before(call.place):
             free = free_name(name, call.place)
             before.append(f"{free} = {texts[name]}")  # it is written once
             texts[name] = free

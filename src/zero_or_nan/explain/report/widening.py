@@ -67,7 +67,7 @@ def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     expressions = [expression_at(call.place, call.name) for call in beside]
     method = "double" if wider is torch.float64 else "float"
     line = with_each_in(expressions, {text: f"{text}.{method}()" for text in texts})
-    if line is None or not wide or operands != readable or not all(map(str.isidentifier, texts)):
+    if line is None or len(texts) != len(wide) or operands != readable or not all(map(str.isidentifier, texts)):
         return None
     found = outcome(_with_wide(chain, first, wide).run())
     gradients = dict.fromkeys(exact.gradients, torch.zeros(()))
