@@ -136,6 +136,8 @@ NOT_IN_FLOAT32 = {
     "what follows takes float16 alone": "s = x.half() * 4e4\nloss = F.linear(s, torch.ones(1, 2).half()).sum()",
     "it leaves float16 once more": "s = x.half() * 4e4\nt = s * 2\nloss = t.to(torch.float16).sum() / 2",
     "it leaves float16 after a while": "s = x.half() * 4e4\nt = (s.float() * 2).half()\nloss = t.float().sum()",
+    "a line that is a part of a statement": "with torch.autocast('cpu', dtype=torch.float16):\n    q = x * 300\n"
+    "    s = (\n        q @ q.T\n    )\nloss = (s * 1e-6).sum()",
     "another module contains this one": "net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 1)).half()\n"
     "net[1].weight.data[:] = 6e4\ns = net(x.half())\nloss = (s.float() * 1e-6).square().sum()",
 }
