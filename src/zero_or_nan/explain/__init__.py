@@ -36,9 +36,9 @@ files that are named after it, so you can read on from any file.
    has what is known of tensors and nodes, and keeps the last calls. A `chain` of them runs again in float64. `call`
    runs one of them again with other numbers. `arithmetic`: `log(0) = -inf`, as text. `provenance` has the births that
    a tensor comes from.
-7. `program/` reads your program. `expression`: what you wrote in the line of a call. `code`: the line of a call, and
-   what the name of its function says. `tensors`: which of a tensor's numbers are not finite. They are read out of sight
-   of your modes and profilers.
+7. `program/` reads your program. `expression`: what you wrote in the line of a call. `scope`: what a name means in
+   another line, and which names are free. `code`: the line of a call, and what the name of its function says.
+   `tensors`: which of a tensor's numbers are not finite. They are read out of sight of your modes and profilers.
 """
 
 from .block import explain

@@ -51,6 +51,7 @@ class Call(NamedTuple):
         is_cast: whether the program casts the result, too, though the result has that dtype already.
         is_recorded: False under `no_grad`.
         needs_others: whether it can't run again, because it exchanges tensors with other processes.
+        is_old: whether its place in the code was called again before the call that is explained.
     """
 
     func: Any
@@ -62,6 +63,7 @@ class Call(NamedTuple):
     is_cast: bool = False
     is_recorded: bool = True
     needs_others: bool = False
+    is_old: bool = False
 
     @property
     def plan(self) -> Plan:

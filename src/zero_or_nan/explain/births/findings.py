@@ -6,11 +6,12 @@ node. A note lives as long as its node, so a backward pass long after the block 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -208,9 +209,10 @@ class History:
         step = self._steps.get(id(tensor))
         return step if step is not None and step.result() is tensor else None
 
-    def _call_of(self, tensor: Tensor) -> Call | None:
+    def _call_of(self, tensor: Tensor, latest: Mapping[Any, Any]) -> Call | None:
+        """The call that computed a tensor; None if it isn't known."""
         step = self.of(tensor)
-        return None if step is None else step.call
+        return None if step is None else step.call._replace(is_old=latest.get(step.call.place[:2]) is not step.result)
 
     def of_node(self, node: Any) -> Step | None:
         """The call whose derivative a node computes, with the order of this derivative."""
@@ -235,12 +237,19 @@ class History:
 
     def _chains_from(self, step: Step) -> list[Chain]:
         """A call, and the first that used its result, each with the calls before it. In order of time."""
-        found, results = [step], {id(step.result())}
-        for later in self._steps.values():
-            if len(found) <= DEPTH and any(id(tensor) in results for tensor in later.call.tensors()):
-                found.append(later)
-                results.add(id(later.result()))
-        return [chain_of(each.call, each.node is not None, self._call_of, step.order) for each in found]
+        steps, results = [*self._steps.values()], {id(step.result())}
+        if all(each.result is not step.result for each in steps):  # too many calls came after it
+            steps.insert(0, step)
+        chains: list[Chain] = []
+        latest: dict[Any, Any] = {}  # by place, the result of the last call from there
+        for each in steps:
+            is_later = len(chains) <= DEPTH and any(id(tensor) in results for tensor in each.call.tensors())
+            if each.result is step.result or is_later:
+                results.add(id(each.result()))
+                call_of = functools.partial(self._call_of, latest=latest)
+                chains.append(chain_of(each.call, each.node is not None, call_of, step.order))
+            latest[each.call.place[:2]] = each.result
+        return chains
 
     def comparison(self, birth: Birth) -> list[Chain]:
         """The call that compares a target with a prediction, and those that used its result, if the target has a birth.

@@ -12,7 +12,7 @@ import io
 import linecache
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import CodeType
 from typing import NamedTuple
@@ -48,10 +48,9 @@ class Expression(NamedTuple):
     def replaced_by(self, code: str) -> str:
         """The line with other code in place of the call."""
         before, after = self.line[: self.start], self.line[self.end :]
-        is_operation = isinstance(ast.parse(code, mode="eval").body, (ast.BinOp, ast.UnaryOp))
-        begins = not before or before.rstrip().endswith(("=", "return", "(", ","))
+        begins = re.search(r"(^|\breturn|[(,]|[^=!<>]=)\s*$", before) is not None
         is_alone = begins and after[:1] in ("", ")", ",")
-        return f"{before}({code}){after}" if is_operation and not is_alone else f"{before}{code}{after}"
+        return f"{before}{code if is_alone else closed(code)}{after}"
 
     def operands(self) -> list[str]:
         """The operands in the order of the function's parameters, as text. Those with a keyword are left out."""
@@ -200,6 +199,21 @@ def without_index(expression: Expression, begin: int) -> str:
     return expression.line[begin:index] + expression.line[expression.end :]
 
 
+def with_each_in(expressions: Sequence[Expression | None], written: Mapping[str, str]) -> str | None:
+    """The line of some expressions, with other code in place of each of these inside of them, and nowhere else."""
+    known = [each for each in expressions if each is not None]
+    if not known or len(known) < len(expressions):
+        return None
+    line, changed = known[0].line, len(known[0].line)
+    for each in sorted(known, key=lambda each: (-each.end, each.start)):  # of nested ones, the outer one is the first
+        part = with_each(each.line[each.start : each.end], written) if each.end <= changed else ""
+        if part is None:
+            return None
+        if part:
+            line, changed = line[: each.start] + part + line[each.end :], each.start
+    return line
+
+
 def closed(text: str) -> str:
     """An expression, in parentheses if something can't follow it without them."""
     is_closed = isinstance(ast.parse(text, mode="eval").body, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
@@ -207,34 +221,3 @@ def closed(text: str) -> str:
 
 
 _COMPOUND = (ast.If, ast.For, ast.While, ast.With, ast.FunctionDef, ast.ClassDef)
-
-
-def is_rebound(text: str, begin: Place, at: int, end: Place) -> bool:
-    """Whether an expression may mean another tensor at a later line than at an earlier one of the same function.
-
-    Args:
-        text: the expression.
-        begin: the earlier call, in whose line the expression begins `at` a character.
-        end: the later call.
-    """
-    names = {node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)}
-    lines = range(min(begin.line, end.line), max(begin.line, end.line))
-    source = [linecache.getline(begin.filename, line) for line in lines]
-    if source and at:  # statements before it in its line don't matter
-        source[0] = source[0].strip()
-        source[0] = source[0][source[0].rfind(";", 0, at) + 1 :]
-    return any(is_bound(name, line) for name in names for line in source)
-
-
-def is_bound(name: str, line: str) -> bool:
-    """Whether a line gives a name to something, or writes into what has the name. A part of a statement may."""
-    tree = _parsed(_without_comment(line).strip())
-    if tree is None:
-        return re.search(rf"\b{re.escape(name)}\b[^=!<>(\n]*(?:[-+*/@|&]?=(?!=)|\bin\b)", line) is not None
-    bound = [node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", None), ast.Store)]
-    return any(isinstance(each, ast.Name) and each.id == name for node in bound for each in ast.walk(node))
-
-
-def has_functional(place: Place) -> bool:
-    """Whether the source of a call imports `torch.nn.functional` as F."""
-    return any("functional as F" in line for line in linecache.getlines(place.filename))

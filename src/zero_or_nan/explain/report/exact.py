@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -217,4 +218,7 @@ def texts_of(call: Call) -> list[tuple[Any, str]]:
         return []
     named = expression.node.keywords if isinstance(expression.node, ast.Call) else []
     by_name = [(call.kwargs[str(each.arg)], ast.unparse(each.value)) for each in named if each.arg in call.kwargs]
-    return [*zip(in_order(call), expression.operands(), strict=False), *by_name]
+    things, texts = in_order(call), expression.operands()
+    if len(texts) == 2 and isinstance(things[0], Tensor) and re.fullmatch(r"-?[\d.e-]+", texts[0]):
+        texts.reverse()  # `2 * x` is a call with x first
+    return [*zip(things, texts, strict=False), *by_name]

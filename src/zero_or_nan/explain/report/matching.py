@@ -7,6 +7,7 @@ the rewrite in it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,8 @@ from torch import Tensor
 from ...functions.rewrites import Rewrite, function_in, operands_in
 from ..births.call import Call, arranged, in_order
 from ..births.chain import Chain
-from ..program.expression import expression_at, has_functional, is_rebound
+from ..program.expression import Expression, expression_at
+from ..program.scope import can_come_before, free_name, has_functional, is_rebound
 from ..program.tensors import tensors_in
 
 
@@ -76,41 +78,46 @@ def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
     """The user's line with the rewrite in it, and its number; or the rewrite with a remark, if it can't be read."""
     call, names = match.replaced[0], match.names
     tensors = [name for name, thing in names.items() if any(True for _ in tensors_in(thing))]
-    texts = _texts(tensors, match)
     expression = expression_at(call.place, call.name)
-    if expression is not None and (not expression.is_whole or len(texts) < len(tensors)):
-        expression = None
+    texts = {} if expression is None or not expression.is_whole else _texts(tensors, match, expression)
     before = []
-    for name in tensors if expression is not None and not expression.has_scope else ():
-        is_long = not texts[name].isidentifier() and len(re.findall(rf"\b{name}\b", rewrite.code)) > 1
-        if is_long and expression is not None and not re.search(rf"\b{name}\b", expression.line):
-            before.append(f"{name} = {texts[name]}")  # it is written once
-            texts[name] = name
-    written = {name: name if expression is None else texts[name] for name in tensors}
+    for name in [name for name in tensors if name in texts and not texts[name].isidentifier()]:
+        if expression is None or len(re.findall(rf"\b{name}\b", rewrite.code)) == 1:
+            continue
+        if not expression.has_scope and can_come_before(call.place):
+            free = free_name(name, call.place)
+            before.append(f"{free} = {texts[name]}")  # it is written once
+            texts[name] = free
+        elif "(" in texts[name]:
+            del texts[name]  # a call would run several times
+    unknown = [name for name in tensors if name not in texts]
+    written = texts | {name: free_name(name, call.place) for name in unknown}
     written |= {name: repr(thing) for name, thing in names.items() if name not in tensors}
-    code = (
-        ast.unparse(_Named(written).visit(ast.parse(rewrite.code, mode="eval").body))
-        .replace("e-0", "e-")
-        .replace("'", '"')
-    )
+    source = rewrite.code
     if not has_functional(call.place):
-        code = re.sub(r"\bF\.", "torch.nn.functional.", code)
-    if expression is not None:
+        source = re.sub(r"\bF\.", "torch.nn.functional.", source)
+    code = _short(ast.unparse(_Named(written).visit(ast.parse(source, mode="eval").body)))
+    if expression is not None and expression.is_whole and not unknown:
         return "\n".join([*before, expression.replaced_by(code)]), call.place.line
-    where = [f"# {name} is an operand of {of.name} in line {of.place.line}" for name, (of, _) in _uses(tensors, match)]
-    return "\n".join([f"# in place of {call.name} in line {call.place.line}", *where, code]), None
+    where = [
+        f"# {written[name]} is an operand of {of.name} in line {of.place.line}"
+        for name, (of, _) in _uses(unknown, match)
+    ]
+    return "\n".join([f"# in place of {call.name} in line {call.place.line}", *where, *before, code]), None
 
 
-def _texts(names: Sequence[str], match: Match) -> dict[str, str]:
-    """The user's expression for each name, if it means the same in the line of the last call."""
-    last, texts = match.replaced[0].place, {}
+def _texts(names: Sequence[str], match: Match, last: Expression) -> dict[str, str]:
+    """The user's expression for each name, if it means the same tensor in the expression of the last call."""
+    end, texts = match.replaced[0].place, {}
     for name, (call, at) in _uses(names, match):
         expression = expression_at(call.place, call.name)
         operands = [] if expression is None else expression.operands()
-        if expression is None or call.place.code is not last.code or at >= len(operands):
+        if expression is None or call.place.code is not end.code or call.is_old or at >= len(operands):
             continue
-        is_again = call.place.line != last.line and "(" in operands[at]  # a call would run a second time
-        if not is_again and not is_rebound(operands[at], call.place, expression.start, last):
+        is_inside = call.place.line == end.line and last.start <= expression.start <= expression.end <= last.end
+        is_again = call.place.line != end.line and "(" in operands[at]  # a call would run a second time
+        has_scope = expression.has_scope or last.has_scope
+        if is_inside or not (is_again or has_scope or is_rebound(operands[at], call.place, end)):
             texts[name] = operands[at]
     return texts
 
@@ -123,6 +130,15 @@ def _uses(names: Sequence[str], match: Match) -> Iterator[tuple[str, tuple[Call,
             if at is not None:
                 yield name, (call, at)
                 break
+
+
+def _short(code: str) -> str:
+    """Code with double quotes, and without zeros in exponents, if it means the same then."""
+    short = code.replace("e-0", "e-").replace("'", '"')
+    with contextlib.suppress(SyntaxError):
+        if ast.dump(ast.parse(short)) == ast.dump(ast.parse(code)):
+            return short
+    return code
 
 
 class _Named(ast.NodeTransformer):

@@ -24,6 +24,7 @@ from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
 from ..program.expression import closed, expression_at, reads, with_each, without_index
+from ..program.scope import can_come_before, free_name
 from ..program.tensors import are_finite
 from .exact import outcome, texts_of
 from .trial import CLOSE, Advice, ordinary
@@ -119,7 +120,7 @@ def _known(end: Chain, chains: Sequence[Chain], right: Tensor | None = None) -> 
         for written, known in (("~{}.isnan()", ~gaps), ("~{}.isnan().any(-1)", ~gaps.any(-1))):
             value = _tried(part, results, known, right) if known.dim() else None
             if value is not None:
-                found = part.written(why, value, dict.fromkeys(part.alike, "{}[known]"), written)
+                found = part.written(why, value, dict.fromkeys(part.alike, "{0}[{2}]"), written)
                 if found.remedy:
                     return found
     return _NOT_TRIED
@@ -210,8 +211,9 @@ class _Part:
         Args:
             why: a comment, with `{}` for the target, and for the line.
             value: the value of the loss then.
-            codes: the code, by the identity of a tensor, with `{0}` for its own, and `{1}` for the target.
-            known: what to call `known` before it, with `{}` for the target.
+            codes: the code, by the identity of a tensor, with `{0}` for its own, `{1}` for the target, and
+                `{2}` for the name of what is known.
+            known: what has this name, with `{}` for the target.
         """
         place, name = self._calls[-1].place, self._calls[-1].name
         expression = expression_at(place, name)
@@ -224,13 +226,16 @@ class _Part:
         if any(reads(line, text) > [each for each, _ in pairs].count(text) for text in texts):
             return _NOT_TRIED  # as in len(y)
         name = next((text for text, key in texts.items() if key == id(self.target)), "")
-        target = name if name.isidentifier() else "target"
-        written = {text: codes[key].format(closed(text), target) for text, key in texts.items() if key in codes}
-        lines = [] if target == name else [f"target = {name}"]
+        target = name if name.isidentifier() else free_name("target", place)
+        which = free_name("known", place)
+        written = {text: codes[key].format(closed(text), target, which) for text, key in texts.items() if key in codes}
+        lines = [] if target == name else [f"{target} = {name}"]
         if lines:
-            written[name] = codes.get(id(self.target), "{}").format("target")
+            written[name] = codes.get(id(self.target), "{0}").format(target, target, which)
         if known:
-            lines.append(f"known = {known.format(target)}")
+            lines.append(f"{which} = {known.format(target)}")
+        if lines and not can_come_before(place):
+            return _NOT_TRIED
         changed = with_each(line, written)
         if self._selection is not None:
             selection = expression_at(self._selection.place, "getitem")

@@ -205,6 +205,8 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
                 return None
         for seed in range(_ORDINARY):
             numbers = ordinary(given, seed)
+            if seed % 2:  # sqrt(1 - exp(x)) exists for negative x alone
+                numbers = {key: _with_signs(each, given[key]) for key, each in numbers.items()}
             program = outcome(chain.run(torch.float64, numbers), numbers)
             once_more = _by_rewrite(rewrite, names, chain, numbers, torch.float64)
             if not _is_near(outcome(once_more), program):
@@ -292,6 +294,10 @@ def ordinary(given: Mapping[int, Tensor], seed: int, most: float = 1.8) -> dict[
         key: _drawn(torch.rand, tensor, generator) * most + 0.05 if tensor.is_floating_point() else tensor
         for key, tensor in given.items()
     }
+
+
+def _with_signs(numbers: Tensor, of: Tensor) -> Tensor:
+    return numbers.copysign(of) if numbers.is_floating_point() else numbers
 
 
 def _drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator) -> Tensor:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import linecache
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ...ignoring.inside import tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
-from ..program.expression import closed, expression_at, expression_of_module, is_bound, with_each
+from ..program.expression import closed, expression_at, expression_of_module, with_each, with_each_in
+from ..program.scope import can_come_before
 from ..program.tensors import not_finite
 from .exact import exists, failed_at, outcome, texts_of
 
@@ -50,42 +51,53 @@ def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, in
 
 
 def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
-    """The first line of a chain, behind a line that converts what comes in."""
+    """The first line of a chain with its operands in a wider dtype. What follows takes the dtype from there."""
     plain = chain.run()
-    before = outcome(plain)
+    before, exact = outcome(plain), outcome(chain.run(torch.float64))
     wider = torch.float64 if before.value.dtype in (torch.float32, torch.float64) else torch.float32
-    if before.value.dtype is wider or not exists(before, outcome(chain.run(torch.float64))):
+    if before.value.dtype is wider or not exists(before, exact):
         return None
-    coming = {key: value.detach() for key, value in plain.values.items() if key not in chain.made}
-    coming = {key: value for key, value in coming.items() if value.is_floating_point()}
-    found = outcome(chain.run(given={key: value.to(wider) for key, value in coming.items()}))
-    if any(bool(not_finite(each.to(before.value.dtype)).any()) for each in found.parts):
-        return None
-    calls = chain.calls()
-    first = min((call.place for call in calls), key=lambda place: place.line)
-    names: dict[str, None] = {}
-    is_in_one_line = True
-    for key in coming:
-        uses = [(text, call.place.line) for call in calls for thing, text in texts_of(call) if id(thing) == key]
-        name = next((text for text, _ in uses if text.isidentifier()), None)
-        if name is None:
-            return None
-        names[name] = None
-        is_in_one_line &= {line for _, line in uses} == {first.line}
-    line = linecache.getline(first.filename, first.line).strip()
-    if (
-        not names
-        or any(call.place.code is not first.code for call in calls)
-        or any(is_bound(name, line) for name in names)
-    ):
-        return None
+    first = min((call for call in chain.calls() if call.place.code is chain.call.place.code), key=_line)
+    beside = [call for call in chain.calls() if call.is_beside(first)]
+    given = {id(tensor): tensor for call in beside for tensor in call.tensors() if id(tensor) not in chain.made}
+    wide = {key: tensor.to(wider) for key, tensor in given.items() if tensor.is_floating_point()}
+    texts = {text for call in beside for thing, text in texts_of(call) if id(thing) in wide}
+    operands = sum(id(tensor) in wide for call in beside for tensor in call.tensors())
+    readable = sum(id(thing) in wide for call in beside for thing, _ in texts_of(call))
+    expressions = [expression_at(call.place, call.name) for call in beside]
     method = "double" if wider is torch.float64 else "float"
-    if is_in_one_line:
-        code = re.sub(rf"\b({'|'.join(names)})\b", rf"\1.{method}()", line)
-    else:
-        code = f"{', '.join(names)} = {', '.join(f'{name}.{method}()' for name in names)}\n{line}"
+    line = with_each_in(expressions, {text: f"{text}.{method}()" for text in texts})
+    if line is None or len(texts) != len(wide) or operands != readable or not all(map(str.isidentifier, texts)):
+        return None
+    found = outcome(_with_wide(chain, first, wide).run())
+    gradients = dict.fromkeys(exact.gradients, torch.zeros(()))
+    keys = {id(tensor): key for key, tensor in wide.items()}
+    for (key, order), each in found.gradients.items():  # a leaf is used as it is in other lines
+        gradients[keys.get(key, key), order] = gradients[keys.get(key, key), order] + each.double()
+    near = 1e-4 if wider is torch.float64 else _NEAR
+    for now, right in [(found.value, exact.value), *((gradients[key], exact.gradients[key]) for key in gradients)]:
+        if bool(not_finite(now.to(before.value.dtype)).any()) or not _is_near(now.double(), right, near):
+            return None
     measured = f"value {number(found.value[failed_at(before)].item())}, and finite gradients"
-    return f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: {measured}\n{code}", first.line
+    return f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: {measured}\n{line}", first.place.line
+
+
+def _line(call: Call) -> int:
+    return call.place.line
+
+
+def _with_wide(chain: Chain, first: Call, wide: Mapping[int, Tensor]) -> Chain:
+    """The chain with wide tensors as the operands of the calls in one line."""
+
+    def widened(call: Call) -> Call:
+        if not call.is_beside(first):
+            return call
+        args, kwargs = tree_map_only(Tensor, lambda each: wide.get(id(each), each), (call.args, dict(call.kwargs)))
+        return call._replace(args=args, kwargs=kwargs)
+
+    made = {key: (tensor, widened(call)) for key, (tensor, call) in chain.made.items()}
+    wanted = chain.wanted | {id(tensor) for key, tensor in wide.items() if key in chain.wanted}
+    return replace(chain, call=widened(chain.call), made=made, wanted=wanted)
 
 
 def _in_float32(
@@ -112,13 +124,19 @@ def _in_float32(
     if line is None:
         return None
     if autocast:
+        if with_each(line, {}) is None or not can_come_before(failed.place):
+            return None  # it is a part of a statement
         line = f"with torch.autocast({autocast}, enabled=False):\n    {line}"
     measured = f"value {number(run.result[at].item())}, and finite gradients"
     return f"# tried on your numbers, in float32: {measured}\n{line}", failed.place.line
 
 
-def _is_near(now: Tensor, right: Tensor) -> bool:
-    near, largest = 2e-2, float(right.abs().max())  # what is computed from here on may be in float16
+_NEAR = 2e-2
+"""How far, relative to the largest, a number may be from the exact one if some of the calls are in float16."""
+
+
+def _is_near(now: Tensor, right: Tensor, near: float = _NEAR) -> bool:
+    largest = float(right.abs().max())
     return not bool(not_finite(now).any()) and torch.allclose(now, right, rtol=near, atol=near * largest)
 
 
@@ -136,4 +154,4 @@ def _line_in_float32(call: Call, path: str) -> str | None:
             texts.append(ast.unparse(expression.node.func))
     elif len(texts) < len(half):
         return None
-    return None if expression.has_scope else with_each(expression.line, {t: f"{closed(t)}.float()" for t in texts})
+    return None if expression.has_scope else with_each_in([expression], {t: f"{closed(t)}.float()" for t in texts})
