@@ -1,13 +1,16 @@
 """What a value is in exact arithmetic, and which number on the way to it does not fit its dtype.
 
-Exact arithmetic is float64 here, which has room for what float32 and smaller dtypes lose.
+Exact arithmetic is float64 here, which has room for what float32 and smaller dtypes lose. If float64 has no number
+either, or if one was lost in a difference, the calls run once more, with many bits.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +22,7 @@ from ..births.call import Call, in_order
 from ..births.chain import Chain, Run
 from ..program.expression import expression_at
 from ..program.tensors import not_finite, without_side_effects
+from .precise import Precise, TooHardError
 
 _FLOORS = {torch.float64: 1e-12, torch.float32: 1e-6}
 """What is added to a positive number that underflowed. Smaller dtypes get 1e-3."""
@@ -53,7 +57,8 @@ def outcome(run: Run, of: Container[int] | None = None) -> Outcome:
     found: dict[tuple[int, int], Tensor] = {}
     latest = [run.result]
     for order in range(1, run.order + 1):
-        latest = _gradients(latest, list(leaves.values()), [_weights(each) for each in latest], order < run.order)
+        weights = [_weights(each) for each in latest]
+        latest = _gradients(run, latest, list(leaves.values()), weights, order < run.order)
         found.update({(key, order): each.detach() for key, each in zip(leaves, latest, strict=True)})
     return Outcome(run.result.detach(), found)
 
@@ -67,7 +72,7 @@ def slope(run: Run, key: int, order: int, at: tuple[int, ...], by: tuple[int, ..
     """The derivative of one element of the result of a run by one element of a leaf."""
     one = run.result[at]
     for _ in range(order):
-        (found,) = _gradients([one], [run.leaves[key]], [torch.ones_like(one)], is_recorded=True)
+        (found,) = _gradients(run, [one], [run.leaves[key]], [torch.ones_like(one)], is_recorded=True)
         one = found[by]
     return float(one.detach())
 
@@ -85,15 +90,55 @@ def failed_at(found: Outcome) -> tuple[int, ...]:
 
 
 def _gradients(
-    results: Sequence[Tensor], leaves: list[Tensor], weights: Sequence[Tensor], is_recorded: bool = False
+    run: Run, results: Sequence[Tensor], leaves: list[Tensor], weights: Sequence[Tensor], is_recorded: bool = False
 ) -> list[Tensor]:
     pairs = [(result, weight) for result, weight in zip(results, weights, strict=True) if result.requires_grad]
     if not leaves or not pairs:
         return [torch.zeros_like(leaf) for leaf in leaves]
     of, by = zip(*pairs, strict=True)
-    with without_side_effects(), torch.enable_grad():
+    with without_side_effects(), torch.enable_grad(), run.mode:
         options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True, "create_graph": is_recorded}
         return list(torch.autograd.grad(of, leaves, by, **options))
+
+
+class Exact(NamedTuple):
+    """What a chain gives in exact arithmetic.
+
+    Attributes:
+        found: the outcome.
+        run: the run that gave it.
+        in_float64: the outcome in float64.
+    """
+
+    found: Outcome
+    run: Run
+    in_float64: Outcome
+
+
+def exactly(chain: Chain, before: Outcome, given: Mapping[int, Tensor] = MappingProxyType({})) -> Exact:
+    """The outcome of a chain in exact arithmetic, as far as that can be found out.
+
+    Args:
+        chain: the calls.
+        before: their outcome in the program.
+        given: as for `Chain.run`. The derivatives are those by these tensors, if there are any.
+    """
+    run = chain.run(torch.float64, given)
+    found = in_float64 = outcome(run, given or None)
+    pairs = zip(before.parts, found.parts, strict=True)
+    is_lost = any(bool((not_finite(was) & not_finite(now)).any()) for was, now in pairs)
+    if is_lost or any(_is_rounded_away(actual, run.values.get(key)) for key, (actual, _) in chain.made.items()):
+        with contextlib.suppress(ImportError, TooHardError, RuntimeError):
+            precise = chain.run(torch.float64, given, Precise())
+            found, run = outcome(precise, given or None), precise
+    return Exact(found, run, in_float64)
+
+
+def _is_rounded_away(actual: Tensor, value: Tensor | None) -> bool:
+    """Whether rounding, and not the range of the dtype, gave 0 in the program."""
+    if value is None or not actual.is_floating_point():
+        return False
+    return bool(((actual == 0) & (value.abs() >= torch.finfo(actual.dtype).tiny)).any())
 
 
 def exists(before: Outcome, exact: Outcome) -> bool:
@@ -109,6 +154,7 @@ class Lost(NamedTuple):
         exact: the value or the derivative, as a phrase.
         fits: whether the dtype has room for it.
         how: how a number on the way to it was lost, as a sentence.
+        is_beyond: whether float64 has no number either.
         call, result: the first call that gave 0 or an infinity for another number, and what it gave; None if a number
             was only rounded.
     """
@@ -116,17 +162,18 @@ class Lost(NamedTuple):
     exact: str
     fits: bool
     how: str
+    is_beyond: bool = False
     call: Call | None = None
     result: Tensor | None = None
 
     def __str__(self) -> str:
-        return f"and {self.exact}: {self.how}"
+        return f"and {self.exact}: {self.how}{'; float64 loses it, too' if self.is_beyond else ''}"
 
 
 def lost_on_the_way(chain: Chain) -> Lost | None:
     """What exact arithmetic gives, and the number on the way that was lost; None if it gives no number either."""
-    before, run = outcome(chain.run()), chain.run(torch.float64)
-    exact = outcome(run)
+    before = outcome(chain.run())
+    exact, run, in_float64 = exactly(chain, before)
     fits = exists(before, exact)
     dtype = before.value.dtype
     name = str(dtype).removeprefix("torch.")
@@ -138,6 +185,7 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
     right, size = cured(before, exact, run)
     if not right:
         return None
+    is_beyond = not cured(before, in_float64, run)[0]
     for key, value in run.values.items():
         actual, call = chain.made.get(key, (None, None))
         if actual is None or call is None or not actual.is_floating_point():
@@ -146,9 +194,9 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
         lost = torch.isfinite(value) & (((actual == 0) & (value != 0)) | actual.isinf())
         if bool(lost.any()):
             at = tuple(lost.nonzero()[0].tolist())
-            return Lost(right, fits, _sentence(call, actual, value, at), call, actual)
+            return Lost(right, fits, _sentence(call, actual, value, at), is_beyond, call, actual)
     is_large = size > torch.finfo(dtype).max
-    return Lost(right, fits, too_large if is_large else f"{name} loses a number on the way to it")
+    return Lost(right, fits, too_large if is_large else f"{name} loses a number on the way to it", is_beyond)
 
 
 def cured(was: Outcome, exact: Outcome, run: Run) -> tuple[str, float]:

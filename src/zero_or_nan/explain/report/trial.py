@@ -22,7 +22,7 @@ from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.tensors import extra, not_finite, without_side_effects
-from .exact import Lost, Outcome, cured, failed_at, first_of, floor_under, lost_on_the_way, outcome, slope
+from .exact import Lost, Outcome, cured, exactly, failed_at, first_of, floor_under, lost_on_the_way, outcome, slope
 from .matching import Match, line_of, matches
 from .remedies import GROWTH
 from .widening import widened
@@ -183,12 +183,12 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
     given = {id(thing): thing for thing in names.values() if isinstance(thing, Tensor)}
     try:
         before = outcome(chain.run(given=given), given)
-        exact = outcome(chain.run(torch.float64, given), given)
+        exact, _, in_float64 = exactly(chain, before, given)
         beyond = ""
         if not rewrite.choice and not any(bool(not_finite(tensor).any()) for tensor in given.values()):
             wide = _by_rewrite(rewrite, names, chain, given, torch.float64)
-            filled = exact.filled(outcome(wide))
-            (beyond, _), exact = cured(exact, filled, wide), filled
+            exact = exact.filled(outcome(wide))
+            beyond, _ = cured(in_float64, exact, wide)
         rewritten = _by_rewrite(rewrite, names, chain, given, None)
         after = outcome(rewritten)
         if all(bool(torch.isfinite(part).all()) for part in before.parts):
