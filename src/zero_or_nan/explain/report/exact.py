@@ -27,6 +27,9 @@ from .precise import Precise, TooHardError
 _FLOORS = {torch.float64: 1e-12, torch.float32: 1e-6}
 """What is added to a positive number that underflowed. Smaller dtypes get 1e-3."""
 
+_FEW = 1000
+"""The size of a result from which on only the element that failed runs again with many bits, if that is possible."""
+
 _ORDERS = {1: "", 2: "second ", 3: "third "}
 
 
@@ -167,18 +170,24 @@ class Lost(NamedTuple):
     result: Tensor | None = None
 
     def __str__(self) -> str:
-        return f"and {self.exact}: {self.how}{'; float64 loses it, too' if self.is_beyond else ''}"
+        return f"and {self.exact}: {self.how}"
 
 
 def lost_on_the_way(chain: Chain) -> Lost | None:
     """What exact arithmetic gives, and the number on the way that was lost; None if it gives no number either."""
-    before = outcome(chain.run())
-    exact, run, in_float64 = exactly(chain, before)
+    plain = chain.run()
+    before = outcome(plain)
+    given = _first_failure(chain, before) if plain.result.numel() > _FEW else {}
+    if given:
+        plain = chain.run(given=given)
+        before = outcome(plain, given)
+    exact, run, in_float64 = exactly(chain, before, given)
     fits = exists(before, exact)
     dtype = before.value.dtype
     name = str(dtype).removeprefix("torch.")
     too_large = f"{name} ends at {limit(dtype)}"
-    alone = chain.run(torch.float64, {id(tensor): tensor for tensor in chain.call.tensors()}).result.detach()
+    operands = {id(tensor): plain.values[id(tensor)].detach() for tensor in chain.call.tensors()}
+    alone = chain.run(torch.float64, operands).result.detach()
     right, size = cured(Outcome(before.value, {}), Outcome(alone, {}), run)
     if size > torch.finfo(dtype).max:  # the call itself gave it, whatever was lost before it in other elements
         return Lost(right, fits, too_large)
@@ -186,17 +195,27 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
     if not right:
         return None
     is_beyond = not cured(before, in_float64, run)[0]
+    too = "; float64 loses it, too" if is_beyond and dtype is not torch.float64 else ""
     for key, value in run.values.items():
-        actual, call = chain.made.get(key, (None, None))
-        if actual is None or call is None or not actual.is_floating_point():
+        made, call = chain.made.get(key, (None, None))
+        if made is None or call is None or not made.is_floating_point():
             continue
-        value = value.detach()
+        actual, value = plain.values[key].detach(), value.detach()
         lost = torch.isfinite(value) & (((actual == 0) & (value != 0)) | actual.isinf())
         if bool(lost.any()):
             at = tuple(lost.nonzero()[0].tolist())
-            return Lost(right, fits, _sentence(call, actual, value, at), is_beyond, call, actual)
+            return Lost(right, fits, _sentence(call, actual, value, at) + too, is_beyond, call, made)
     is_large = size > torch.finfo(dtype).max
-    return Lost(right, fits, too_large if is_large else f"{name} loses a number on the way to it", is_beyond)
+    return Lost(right, fits, too_large if is_large else f"{name} loses a number on the way to it{too}", is_beyond)
+
+
+def _first_failure(chain: Chain, before: Outcome) -> dict[int, Tensor]:
+    """What the chain takes for the first element that failed; empty if a call does not work element by element."""
+    calls, at, shape = chain.calls(), failed_at(before), before.value.shape
+    if not all(is_pointwise(call.name) for call in calls):
+        return {}
+    taken = [tensor for call in calls for tensor in call.tensors() if id(tensor) not in chain.made]
+    return {id(tensor): tensor.broadcast_to(shape)[at] for tensor in taken}
 
 
 def cured(was: Outcome, exact: Outcome, run: Run) -> tuple[str, float]:

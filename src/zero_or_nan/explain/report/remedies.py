@@ -20,9 +20,9 @@ from ..births.call import UNREADABLE
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
 
-DIVERGENCE, GROWTH, LOST = "a divergence", "a growth", "a lost number"
+DIVERGENCE, GROWTH, LOST, BEYOND = "a divergence", "a growth", "a lost number", "a number that float64 loses"
 """Situations of an overflow: training steps made the numbers larger, or the calls of one line did; or the number fits,
-and one on the way to it was lost."""
+and one on the way to it was lost, perhaps in float64, too."""
 
 
 class Remedy(NamedTuple):
@@ -207,6 +207,11 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "y = f(x.double())  # to see what it is",
         OVERFLOW,
     ),
+    ("overflow", BEYOND): Remedy(
+        "# the number exists, and neither a choice nor float64 gives it: write the formula\n"
+        "# in another way, without a difference of numbers that are nearly equal",
+        OVERFLOW,
+    ),
     ("overflow", "exp"): Remedy(
         "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
         "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
@@ -335,6 +340,8 @@ def remedy(
     if kind == "contaminated":
         code = _IGNORE if fixed else _IGNORE_AND if has_others else _IGNORE_GRAD
         return code, _address(f"{numerics_of(operator).section or CONTAMINATED}#what-to-do")
+    if operator == BEYOND:
+        kind = "overflow"
     if kind == "undefined":
         operator = numerics_of(operator).like or numerics_of(operator).name
         situation = _situation(operator, operands)
@@ -342,7 +349,7 @@ def remedy(
             section = numerics_of(operator).points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
             return _not_right(refused) if refused else _not_tried(REWRITES[operator]), _address(section)
         operator = situation
-    if operator in (DIVERGENCE, GROWTH):
+    if operator in (DIVERGENCE, GROWTH, BEYOND):
         pass  # it matters more than the dtype
     elif kind == "overflow" and dtype == "float16":
         operator = "float16"

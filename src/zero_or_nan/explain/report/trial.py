@@ -24,7 +24,7 @@ from ..births.findings import Mistakes
 from ..program.tensors import extra, not_finite, without_side_effects
 from .exact import Lost, Outcome, cured, exactly, failed_at, first_of, floor_under, lost_on_the_way, outcome, slope
 from .matching import Match, line_of, matches
-from .remedies import GROWTH
+from .remedies import BEYOND, GROWTH
 from .widening import widened
 
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -127,6 +127,8 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
         return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), None, exact)
     if exact and (grown := _grown(failed)):
         return Advice(exact=f"{exact}; {grown}", situation=GROWTH)
+    if lost is not None and lost.fits and lost.is_beyond:
+        return Advice(exact=exact, situation=BEYOND)
     refused = tuple(dict.fromkeys(each.code for each in REWRITES.get(failed.call.name, ()) if each.choice))
     return Advice(exact=exact, refused=refused, fits=None if lost is None else lost.fits)
 
