@@ -24,8 +24,8 @@ from ..program.expression import expression_at
 from ..program.tensors import not_finite, without_side_effects
 from .precise import Precise, TooHardError
 
-_FLOORS = {torch.float64: 1e-12, torch.float32: 1e-6}
-"""What is added to a positive number that underflowed. Smaller dtypes get 1e-3."""
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""How far, relative to it, a result may be from the exact one."""
 
 _FEW = 1000
 """The size of a result from which on only the element that failed runs again with many bits, if that is possible."""
@@ -90,6 +90,17 @@ def failed_at(found: Outcome) -> tuple[int, ...]:
     """The index of the first element that is not finite, or else of the first whose own derivative is not."""
     bad = [not_finite(part) for part in found.parts if part.shape == found.value.shape]
     return first_of(next((each for each in bad if bool(each.any())), bad[0]))
+
+
+def measured(before: Outcome, run: Run) -> tuple[float, float]:
+    """The first element of a result that was not finite, and one of its derivatives, by what was not finite before."""
+    at = failed_at(before)
+    value = run.result[at].item()
+    bad = [key for key, found in before.gradients.items() if bool(not_finite(found).any())]
+    key = next(iter([*bad, *before.gradients]), None)
+    if key is None:
+        return value, 0.0
+    return value, slope(run, key[0], 1, at, first_of(not_finite(before.gradients[key])))
 
 
 def _gradients(
@@ -260,21 +271,6 @@ def _sentence(call: Call, actual: Tensor, value: Tensor, at: tuple[int, ...]) ->
     if abs(there) < torch.finfo(actual.dtype).tiny:
         return f"{what}, and {dtype} has nothing so small and gives 0"
     return f"{what}, and in {dtype} rounding gives 0"
-
-
-def floor_under(lost: Lost, chain: Chain) -> str:
-    """The line that lost a positive number, with a floor under it; empty if that does not help, or can't be written."""
-    if lost.call is None or lost.result is None or lost.fits:
-        return ""
-    expression = expression_at(lost.call.place, lost.call.name)
-    if expression is None or not expression.is_whole or bool((lost.result < 0).any() or lost.result.isinf().any()):
-        return ""
-    floor = _FLOORS.get(lost.result.dtype, 1e-3)
-    key = next(key for key, (tensor, _) in chain.made.items() if tensor is lost.result)
-    run = chain.run(given={key: lost.result + floor})
-    if any(bool(not_finite(each).any()) for each in outcome(run).parts):
-        return ""
-    return expression.replaced_by(f"{ast.unparse(expression.node)} + {number(floor)}")
 
 
 def texts_of(call: Call) -> list[tuple[Any, str]]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import Mode, tree_map_only
-from ..program.tensors import tensors_in
+from ..program.tensors import each_in, tensors_in
 
 BITS = 1200
 """The precision: 1 - sigmoid(800) begins in bit 1,154."""
@@ -114,7 +114,7 @@ class Precise(Mode):  # type: ignore[no-untyped-call]
                 return self._filled(func(*args, **kwargs), self._by_element[name], operands)
             if name in self._by_row and not kwargs:
                 return self._filled(func(*args), self._by_row[name], zip(self._rows(*args), strict=True), is_row=True)
-            if name in _MOVES or numerics_of(name).moves:
+            if (name in _MOVES or numerics_of(name).moves) and not each_in(args, float):
                 return self._moved(func, args, kwargs)
         with self:
             result = _PARTS[name](*args, **kwargs) if name in _PARTS else func.decompose(*args, **kwargs)
@@ -220,9 +220,13 @@ def _offsets(tensor: Tensor) -> list[int]:
     return places.flatten().tolist()
 
 
+def _like(x: Tensor, number: Any) -> Tensor:
+    return torch.as_tensor(number, dtype=x.dtype, device=x.device)
+
+
 def _clamp(x: Tensor, least: Any = None, most: Any = None) -> Tensor:
-    x = x if least is None else torch.maximum(x, torch.as_tensor(least, dtype=x.dtype, device=x.device))
-    return x if most is None else torch.minimum(x, torch.as_tensor(most, dtype=x.dtype, device=x.device))
+    x = x if least is None else torch.maximum(x, _like(x, least))
+    return x if most is None else torch.minimum(x, _like(x, most))
 
 
 def _variance(x: Tensor, dim: Any = None, correction: float = 1, keepdim: bool = False) -> Tensor:
@@ -250,7 +254,7 @@ _PARTS: dict[str, Callable[..., Any]] = {
     "linalg_vector_norm": _length,
     "log_sigmoid_forward": lambda x: (-(-x).exp().log1p(), torch.zeros_like(x)),
     "logsumexp": lambda x, dim, keepdim=False: x.exp().sum(dim, keepdim).log(),
-    "masked_fill": lambda x, mask, value: torch.where(mask, value, x),
+    "masked_fill": lambda x, mask, value: torch.where(mask, _like(x, value), x),
     "mm": lambda a, b: (a.unsqueeze(-1) * b).sum(-2),
     "mv": lambda a, b: (a * b).sum(-1),
     "std": lambda *args, **kwargs: _variance(*args, **kwargs).sqrt(),

@@ -21,8 +21,9 @@ PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
 
 DIVERGENCE, GROWTH, LOST, BEYOND = "a divergence", "a growth", "a lost number", "a number that float64 loses"
+EPSILON = "an eps that is 0"
 """Situations of an overflow: training steps made the numbers larger, or the calls of one line did; or the number fits,
-and one on the way to it was lost, perhaps in float64, too."""
+and one on the way to it was lost, perhaps in float64, too, or because the dtype rounds a small constant to 0."""
 
 
 class Remedy(NamedTuple):
@@ -208,9 +209,14 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         OVERFLOW,
     ),
     ("overflow", BEYOND): Remedy(
-        "# the number exists, and neither a choice nor float64 gives it: write the formula\n"
-        "# in another way, without a difference of numbers that are nearly equal",
+        "# the number exists, but neither float64 nor a choice of 0 gives it: write the\n"
+        "# formula in another way, without differences of nearly equal numbers",
         OVERFLOW,
+    ),
+    ("overflow", EPSILON): Remedy(
+        "# the dtype rounds this small number to 0: compute the line in float32,\n"
+        "# or take a larger one, such as 1e-4 in float16",
+        "mixed-precision#an-epsilon-of-1e-8-is-0-in-float16",
     ),
     ("overflow", "exp"): Remedy(
         "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
@@ -340,7 +346,7 @@ def remedy(
     if kind == "contaminated":
         code = _IGNORE if fixed else _IGNORE_AND if has_others else _IGNORE_GRAD
         return code, _address(f"{numerics_of(operator).section or CONTAMINATED}#what-to-do")
-    if operator == BEYOND:
+    if operator in (BEYOND, EPSILON):
         kind = "overflow"
     if kind == "undefined":
         operator = numerics_of(operator).like or numerics_of(operator).name
@@ -349,7 +355,7 @@ def remedy(
             section = numerics_of(operator).points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
             return _not_right(refused) if refused else _not_tried(REWRITES[operator]), _address(section)
         operator = situation
-    if operator in (DIVERGENCE, GROWTH, BEYOND):
+    if operator in (DIVERGENCE, GROWTH, BEYOND, EPSILON):
         pass  # it matters more than the dtype
     elif kind == "overflow" and dtype == "float16":
         operator = "float16"

@@ -21,7 +21,7 @@ from ..births.call import Call
 from ..births.chain import Chain
 from ..program.expression import closed, expression_at, expression_of_module, is_bound, with_each
 from ..program.tensors import not_finite
-from .exact import exists, failed_at, outcome, texts_of
+from .exact import CLOSE, exactly, exists, failed_at, outcome, texts_of
 
 
 def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, int] | None:
@@ -53,14 +53,18 @@ def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     """The first line of a chain, behind a line that converts what comes in."""
     plain = chain.run()
     before = outcome(plain)
-    wider = torch.float64 if before.value.dtype in (torch.float32, torch.float64) else torch.float32
-    if before.value.dtype is wider or not exists(before, outcome(chain.run(torch.float64))):
-        return None
     coming = {key: value.detach() for key, value in plain.values.items() if key not in chain.made}
     coming = {key: value for key, value in coming.items() if value.is_floating_point()}
-    found = outcome(chain.run(given={key: value.to(wider) for key, value in coming.items()}))
-    if any(bool(not_finite(each.to(before.value.dtype)).any()) for each in found.parts):
+    dtypes = {value.dtype for value in coming.values()}
+    wider = torch.float64 if dtypes <= {torch.float32, torch.float64} else torch.float32
+    exact = exactly(chain, before).found
+    if dtypes == {wider} or not exists(before, exact):
         return None
+    found = outcome(chain.run(given={key: value.to(wider) for key, value in coming.items()}))
+    near = CLOSE[before.value.dtype if wider is torch.float64 else torch.float16]
+    for was, now, right in zip(before.parts, found.parts, exact.parts, strict=True):
+        if bool(not_finite(now.to(was.dtype)).any()) or not _is_near(now.double(), right, near):
+            return None
     calls = chain.calls()
     first = min((call.place for call in calls), key=lambda place: place.line)
     names: dict[str, None] = {}
@@ -105,8 +109,12 @@ def _in_float32(
             return None
         given = {id(tensor): tensor.float() for tensor in again.tensors() if tensor.dtype is torch.float16}
         run = chain.run(given=given)
-        pairs = zip(outcome(run).parts, outcome(chain.run(torch.float64, given)).parts, strict=True)
-        if not all(_is_near(now.double(), right) for now, right in pairs):
+        found = outcome(run)
+        if any(bool(not_finite(each.half()).any()) for (key, _), each in found.gradients.items() if key in given):
+            return None  # this gradient arrives in float16
+        pairs = zip(found.parts, outcome(chain.run(torch.float64, given)).parts, strict=True)
+        near = CLOSE[torch.float16]  # what is computed from here on may be in float16
+        if not all(_is_near(now.double(), right, near) for now, right in pairs):
             return None
     line = _line_in_float32(failed, module)
     if line is None:
@@ -117,8 +125,8 @@ def _in_float32(
     return f"# tried on your numbers, in float32: {measured}\n{line}", failed.place.line
 
 
-def _is_near(now: Tensor, right: Tensor) -> bool:
-    near, largest = 2e-2, float(right.abs().max())  # what is computed from here on may be in float16
+def _is_near(now: Tensor, right: Tensor, near: float) -> bool:
+    largest = float(right.abs().max())
     return not bool(not_finite(now).any()) and torch.allclose(now, right, rtol=near, atol=near * largest)
 
 
