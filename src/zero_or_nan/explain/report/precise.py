@@ -54,7 +54,7 @@ class TooHardError(Exception):
     """The run has too many numbers, or an operator that is not known here."""
 
 
-class Precise(Mode):  # type: ignore[no-untyped-call]
+class Precise(Mode):
     """While entered, operators on tensors in float64 compute with many bits.
 
     Raises:
@@ -63,8 +63,8 @@ class Precise(Mode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        import mpmath
+        super().__init__()
+        import mpmath  # type: ignore[import-untyped]
 
         self._mp = mpmath
         self._beside: dict[int, dict[int, Any]] = {}
