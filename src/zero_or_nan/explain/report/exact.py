@@ -27,7 +27,7 @@ from .precise import Precise, TooHardError
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
 
-_FEW = 1000
+_FEW = 200
 """The size of a result from which on only the element that failed runs again with many bits, if that is possible."""
 
 _ORDERS = {1: "", 2: "second ", 3: "third "}

@@ -28,8 +28,8 @@ BITS = 1200
 
 _NOISE = 2.0 ** -(BITS - 200)
 
-MOST_NUMBERS = 20_000
-"""The number of elements that a run may compute."""
+MOST_ELEMENTS, MOST_NUMBERS = 1_000, 20_000
+"""The number of elements that a tensor may have, and that a run may compute in all."""
 
 _OF_MPMATH = frozenset(
     """
@@ -108,6 +108,8 @@ class Precise(Mode):
         name = func._schema.name.partition("::")[2].rstrip("_")
         if func.is_view or name in _CONSTANTS or not any(map(torch.is_floating_point, tensors_in((args, kwargs)))):
             return self._as_it_is(func(*args, **kwargs), func._schema.is_mutable)
+        if max(tensor.numel() for tensor in tensors_in((args, kwargs))) > MOST_ELEMENTS:
+            raise TooHardError(f"a tensor has more than {MOST_ELEMENTS} elements")
         with self._mp.workprec(BITS):
             if name in self._by_element and not kwargs.keys() - {"alpha"}:
                 operands = self._aligned([*args, *kwargs.values()])
@@ -200,7 +202,7 @@ class Precise(Mode):
         """Keep numbers beside a tensor, and the rounded ones in it. None is for a number that needs no more bits."""
         self._count += tensor.numel()
         if self._count > MOST_NUMBERS:
-            raise TooHardError(f"more than {MOST_NUMBERS} numbers")
+            raise TooHardError(f"the run computes more than {MOST_NUMBERS} numbers")
         if not tensor.numel():
             return
         self._kept.append(tensor)
