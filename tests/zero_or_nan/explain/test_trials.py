@@ -108,7 +108,7 @@ def test_what_float64_rounds_too_is_an_exact_number_all_the_same(first, tmp_path
     assert pasted(tmp_path / "program.py", origin)["x"].grad.tolist() == [0.5, 0.5]
 
 
-BEYOND = {  # lines in which float64 loses a number, too, the exact number, and the gradient, or None if no line is known
+BEYOND = {  # lines in which float64 loses a number, too, the exact number, and the gradient by the line that is written
     "a quotient": ([40.0, 0.5], "s = x.sigmoid()\nloss = (1 / (1 - s)).sum()", "value is 2.35385e17", "exp"),
     "tanh": ([20.0, 0.5], "t = x.tanh()\nloss = torch.log(1 - t**2).sum()", "value is -38.6137", "-2 * x.tanh()"),
     "cos": ([1e-9, 0.5], "loss = torch.sqrt(1 - torch.cos(x)**2).sum()", "derivative is 1", "x.cos()"),
@@ -144,16 +144,38 @@ def test_a_line_in_float64_is_not_printed_if_float64_rounds_the_number(first):
 
 
 EPS = {  # lines with an eps that a half dtype rounds to 0, and the line that is written
-    "a quotient": ([0.0, 0.0], "float16", "loss = (x / (x.abs().sum() + 1e-8)).sum()", "loss = (x / (x.abs().sum() + 0.0001)).sum()"),
-    "by name": ([0.0, 1.0], "float16", "eps = 1e-8\nloss = torch.log(x + eps).sum()", "loss = torch.log(x + 0.0001).sum()"),
+    "a quotient": (
+        [0.0, 0.0],
+        "float16",
+        "loss = (x / (x.abs().sum() + 1e-8)).sum()",
+        "loss = (x / (x.abs().sum() + 0.0001)).sum()",
+    ),
+    "by name": (
+        [0.0, 1.0],
+        "float16",
+        "eps = 1e-8\nloss = torch.log(x + eps).sum()",
+        "loss = torch.log(x + 0.0001).sum()",
+    ),
     "a norm, in float32 since": (
-        [[0.0, 0.0], [3.0, 4.0]], "float16", "n = x / (x.norm(dim=1, keepdim=True) + 1e-8)\nloss = n.float().sum()",
+        [[0.0, 0.0], [3.0, 4.0]],
+        "float16",
+        "n = x / (x.norm(dim=1, keepdim=True) + 1e-8)\nloss = n.float().sum()",
         "n = x / (x.norm(dim=1, keepdim=True) + 0.0001)",
     ),
-    "clamp_min": ([0.0, 0.0], "float16", "loss = (x / x.sum().clamp_min(1e-8)).sum()", "loss = (x / x.sum().clamp_min(0.0001)).sum()"),
+    "clamp_min": (
+        [0.0, 0.0],
+        "float16",
+        "loss = (x / x.sum().clamp_min(1e-8)).sum()",
+        "loss = (x / x.sum().clamp_min(0.0001)).sum()",
+    ),
     "bfloat16": ([0.0, 0.0], "bfloat16", "loss = (x / (x.sum() + 1e-45)).sum()", "loss = (x / (x.sum() + 1e-7)).sum()"),
-    "float32 is enough": ([0.0, 1.0], "float16", "loss = torch.sqrt(x + 1e-8).sum()", "loss = torch.sqrt(x.float() + 1e-8).sum()"),
-}  # fmt: skip
+    "float32 is enough": (
+        [0.0, 1.0],
+        "float16",
+        "loss = torch.sqrt(x + 1e-8).sum()",
+        "loss = torch.sqrt(x.float() + 1e-8).sum()",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", EPS)
