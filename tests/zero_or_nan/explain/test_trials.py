@@ -189,12 +189,15 @@ def test_an_eps_that_is_0_in_a_half_dtype_gets_a_line_that_works(first, tmp_path
 
 
 def test_a_gradient_that_does_not_fit_float16_is_not_said_to_be_finite(first, tmp_path):
-    """The slope of normalize at 0 is 1e12, and it arrives in float16 even if normalize runs in float32."""
-    origin = first(
-        leaf([[0.0, 0.0], [3.0, 4.0]], "torch.float16") + "loss = F.normalize(x, dim=1).sum()\nloss.backward()"
-    )
+    """It arrives in float16 even if the line runs in float32. The slope of normalize at 0 is 1e12."""
+    source = "loss = F.normalize(x, dim=1).sum()\nloss.backward()"
+    origin = first(leaf([[0.0, 0.0], [3.0, 4.0]], "torch.float16") + source)
     assert origin.remedy.startswith("# a choice: ") and "float()" not in origin.remedy, origin
     assert pasted(tmp_path / "program.py", origin)["x"].grad.isfinite().all()
+    for factor, is_written in (("1e-5", True), ("1e-2", False)):  # gradients of 1,080 and 1,080,000
+        source = f"s = x**4\nloss = (s.float() * {factor}).sum()\nloss.backward()"
+        origin = first(leaf([300.0], "torch.float16") + source)
+        assert ("s = x.float()**4" in origin.remedy) == is_written, origin
 
 
 CHOICES = {
