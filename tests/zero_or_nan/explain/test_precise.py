@@ -28,7 +28,7 @@ RUNS = {  # the function, where, and its value and slope there
     "sums and views": (lambda x: (pair(x)[:, None] @ pair(x)[None]).flatten()[1:].sum(), 3.0, 8 * 9.0, 48.0),
     "a spread": (lambda x: pair(x).std() + pair(x).norm(), 0.25, (0.5**0.5 + 5**0.5) / 4, 0.5**0.5 + 5**0.5),
     "clamped": (lambda x: pair(x).clamp(max=1).mean(), 0.25, 0.375, 1.5),
-    "picked": (lambda x: pair(x)[torch.tensor([1])].sum() * pair(x).amax(), 3.0, 36.0, 24.0),
+    "picked": (lambda x: torch.cat([x[None], pair(x)])[torch.tensor([0, 2, 1])][1] * pair(x).amax(), 3.0, 36.0, 24.0),
 }
 
 

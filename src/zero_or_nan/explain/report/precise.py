@@ -169,11 +169,12 @@ class Precise(Mode):
             found = [0 if number == 0 else at for at, number in enumerate(numbers, begin)]
             return torch.tensor(found, device=tensor.device).reshape(tensor.shape)
 
-        given = tree_map_only(Tensor, positions, args)
-        counted = tree_map_only(Tensor, lambda each: each if each.dtype is torch.bool else each.sign(), given)
-        if any(bool((each > 1).any()) for each in tensors_in(func(*counted, **kwargs))):
+        def counted(tensor: Tensor) -> Tensor:
+            return positions(tensor).sign() if tensor.is_floating_point() else tensor
+
+        if any(bool((each > 1).any()) for each in tensors_in(func(*tree_map_only(Tensor, counted, args), **kwargs))):
             raise TooHardError(f"{func} adds numbers")
-        where = func(*given, **kwargs)
+        where = func(*tree_map_only(Tensor, positions, args), **kwargs)
         result = func(*args, **kwargs)
         for tensor, at in zip(tensors_in(result), tensors_in(where), strict=True):
             self._keep(tensor, [every[int(each)] for each in at.flatten().tolist()])
