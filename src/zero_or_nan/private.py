@@ -24,6 +24,7 @@ torch._C._current_autograd_node, _current_graph_task_id | what the engine runs i
 torch._C._disabled_torch_function_impl | keeps cotangents out of __torch_function__ | import fails
 torch._C._dispatch_tls_local_exclude_set, _dispatch_tls_local_include_set | conjugate tensors | complex gradients fail
 torch._C._dynamo.eval_frame.get_eval_frame_callback | whether Dynamo may trace | passes beside compiled code are slower
+torch._C._dynamo.eval_frame.set_eval_frame | keeps Dynamo out of what runs uncompiled | import fails
 torch._C._dynamo.eval_frame.skip_code or _FrameAction, skip_code or _FrameExecStrategy | untraced hooks | slower
 torch._C._dynamo.eval_frame.skip_code or set_code_exec_strategy | keeps Dynamo out of hooks | slower hooks
 torch._C._functions.AccumulateGrad | the types of PyTorch's own nodes | import fails
@@ -41,7 +42,6 @@ torch._C._push_on_torch_dispatch_stack, _pop_torch_dispatch_stack, _set_grad_ena
 torch._C._remove_obj_from_tls | frees what was noted for a thread | as before 2.13, a small object stays in the thread
 torch._C._stash_obj_in_tls | the pass that a thread works for | import fails
 torch._C._will_engine_execute_node | the nodes that a pass for some inputs runs | import fails
-torch._compile._disable_dynamo | keeps the compiler out | import fails
 torch._decomp.get_decompositions | derivatives in parts | fused derivatives keep their NaN, with a warning
 torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex | flex attention | it is not followed
 torch._dynamo.backends.debugging | backends that keep their graphs | their regions are not followed

@@ -17,7 +17,7 @@ from zero_or_nan.selfcheck import lacking
 LIBRARY = ROOT / "src" / "zero_or_nan"
 FILES = {file.relative_to(LIBRARY).as_posix(): file.read_text(encoding="utf-8") for file in LIBRARY.rglob("*.py")}
 LISTED = {name for names, _, _ in lacking.rows() for name in names}
-NOT_LISTED = re.compile(r"torch\.ops\.|\._(raw_)?saved_|\._(fields|getframe|replace|prepare_inputs)$")
+NOT_LISTED = re.compile(r"torch\.ops\.|\._(raw_)?saved_|\._(asdict|fields|getframe|replace|prepare_inputs)$")
 """Operators, saved tensors, names of Python, and a method of the Trainer that subclasses replace."""
 
 

@@ -68,6 +68,7 @@ from .engine.attach import is_captured as is_captured
 from .engine.attach import lead_home as lead_home
 from .engine.attach import never_traced as never_traced
 from .engine.attach import not_compiled as not_compiled
+from .engine.attach import set_compiler as set_compiler
 from .engine.masked_pass import Observer as Observer
 from .engine.masked_pass import Pass
 from .engine.plan import nothing_ignored

@@ -57,12 +57,105 @@ def test_it_gives_the_gradient_of_float64(first, tmp_path, name):
 
 def test_what_float64_rounds_too_is_an_exact_number_all_the_same(first, tmp_path):
     origin = first(leaf([200.0, 0.5]) + "p = x.sigmoid()\nloss = -torch.log(1 - p).sum()\nloss.backward()")
-    assert origin.kind == "overflow" and origin.exact.startswith("and its exact value is -200: float64 rounds"), origin
+    assert origin.kind == "overflow" and origin.exact.endswith("; float64 loses it, too"), origin
+    assert origin.exact.startswith("and its exact value is -200: 1 - p in line 5 is 1.3839e-87, "), origin
     gradient = pasted(tmp_path / "program.py", origin)["x"].grad
     torch.testing.assert_close(gradient, torch.tensor([200.0, 0.5]).sigmoid())
     origin = first(leaf([0.0, 2.0]) + "loss = torch.logsumexp(torch.log(x), 0)\nloss.backward()")
     assert origin.kind == "undefined" and not origin.exact, "log(0) is no number"
     assert pasted(tmp_path / "program.py", origin)["x"].grad.tolist() == [0.5, 0.5]
+
+
+BEYOND = {  # lines in which float64 loses a number, too, the exact number, and the gradient by the line that is written
+    "a quotient": ([40.0, 0.5], "s = x.sigmoid()\nloss = (1 / (1 - s)).sum()", "value is 2.35385e17", "exp"),
+    "tanh": ([20.0, 0.5], "t = x.tanh()\nloss = torch.log(1 - t**2).sum()", "value is -38.6137", "-2 * x.tanh()"),
+    "cos": ([1e-9, 0.5], "loss = torch.sqrt(1 - torch.cos(x)**2).sum()", "derivative is 1", "x.cos()"),
+    "erf": ([8.0, 0.5], "loss = torch.log(1 - torch.erf(x)).sum()", "value is -66.6595", None),
+    "underflow": ([-800.0, 0.5], "loss = torch.log(F.softplus(x)).sum()", "value is -800", None),
+    "of many elements": (
+        [40.0] * 3000,
+        "s = x.sigmoid()\nloss = (1 / (1 - s) ** 2).sum()",
+        "value is 5.54062e34",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_no_choice_takes_the_place_of_a_number_that_float64_loses_too(first, tmp_path, name):
+    numbers, source, exact, gradient = BEYOND[name]
+    origin = first(leaf(numbers) + f"{source}\nloss.backward()")
+    assert origin.kind == "overflow" and f"its exact {exact}" in origin.exact, origin
+    assert origin.exact.endswith("; float64 loses it, too") and "a choice: " not in origin.remedy, origin
+    if gradient is None:
+        assert origin.replaces is None and "formula in another way" in origin.remedy, origin
+        return
+    x = torch.tensor(numbers, dtype=torch.float64)
+    right = x.exp() if gradient == "exp" else eval(gradient)
+    torch.testing.assert_close(pasted(tmp_path / "program.py", origin)["x"].grad.double(), right, rtol=1e-6, atol=0)
+
+
+def test_a_line_in_float64_is_not_printed_if_float64_rounds_the_number(first):
+    """In float64, 1 - sigmoid(36.5) is 1.1e-16 in place of 1.4e-16."""
+    origin = first(leaf([36.5]) + "s = x.sigmoid()\nloss = (1 / (1 - s) ** 2).sum()\nloss.backward()")
+    assert "its exact value is 5.05239e31" in origin.exact and origin.replaces is None, origin
+
+
+EPS = {  # lines with an eps that a half dtype rounds to 0, and the line that is written
+    "a quotient": (
+        [0.0, 0.0],
+        "float16",
+        "loss = (x / (x.abs().sum() + 1e-8)).sum()",
+        "loss = (x / (x.abs().sum() + 0.0001)).sum()",
+    ),
+    "by name": (
+        [0.0, 1.0],
+        "float16",
+        "eps = 1e-8\nloss = torch.log(x + eps).sum()",
+        "loss = torch.log(x + 0.0001).sum()",
+    ),
+    "a norm, in float32 since": (
+        [[0.0, 0.0], [3.0, 4.0]],
+        "float16",
+        "n = x / (x.norm(dim=1, keepdim=True) + 1e-8)\nloss = n.float().sum()",
+        "n = x / (x.norm(dim=1, keepdim=True) + 0.0001)",
+    ),
+    "clamp_min": (
+        [0.0, 0.0],
+        "float16",
+        "loss = (x / x.sum().clamp_min(1e-8)).sum()",
+        "loss = (x / x.sum().clamp_min(0.0001)).sum()",
+    ),
+    "bfloat16": ([0.0, 0.0], "bfloat16", "loss = (x / (x.sum() + 1e-45)).sum()", "loss = (x / (x.sum() + 1e-7)).sum()"),
+    "float32 is enough": (
+        [0.0, 1.0],
+        "float16",
+        "loss = torch.sqrt(x + 1e-8).sum()",
+        "loss = torch.sqrt(x.float() + 1e-8).sum()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EPS)
+def test_an_eps_that_is_0_in_a_half_dtype_gets_a_line_that_works(first, tmp_path, name):
+    numbers, dtype, source, line = EPS[name]
+    origin = first(leaf(numbers, f"torch.{dtype}") + f"{source}\nloss.backward()\n")
+    assert origin.remedy.splitlines()[1:] == [line] and "an-epsilon-of-1e-8-is-0" in origin.chapter, origin
+    assert origin.remedy.startswith("# a choice: ") == ("float()" not in line), "a larger eps computes another number"
+    names = pasted(tmp_path / "program.py", origin)
+    assert names["loss"].isfinite() and names["x"].grad.isfinite().all()
+
+
+def test_a_gradient_that_does_not_fit_float16_is_not_said_to_be_finite(first, tmp_path):
+    """It arrives in float16 even if the line runs in float32. The slope of normalize at 0 is 1e12."""
+    source = "loss = F.normalize(x, dim=1).sum()\nloss.backward()"
+    origin = first(leaf([[0.0, 0.0], [3.0, 4.0]], "torch.float16") + source)
+    assert origin.remedy.startswith("# a choice: ") and "float()" not in origin.remedy, origin
+    assert pasted(tmp_path / "program.py", origin)["x"].grad.isfinite().all()
+    for factor, is_written in (("1e-5", True), ("1e-2", False)):  # gradients of 1,080 and 1,080,000
+        source = f"s = x**4\nloss = (s.float() * {factor}).sum()\nloss.backward()"
+        origin = first(leaf([300.0], "torch.float16") + source)
+        assert ("s = x.float()**4" in origin.remedy) == is_written, origin
 
 
 CHOICES = {
@@ -274,7 +367,7 @@ def test_a_number_that_was_lost_is_named(first):
     assert origin.exact == f"and its exact value is 5.92097e47: {lost}"
     assert origin.replaces is None and origin.remedy.splitlines()[-1] == "# std = F.softplus(x) + 1e-6"
     origin = first(leaf([30.0]) + "p = torch.sigmoid(x)\nq = 1 - p\n(1 / q).sum().backward()")
-    assert origin.exact.endswith("1 - p in line 5 is 9.34808e-14, and in float32 rounding gives 0"), origin.exact
+    assert origin.exact.endswith("1 - p in line 5 is 9.35762e-14, and in float32 rounding gives 0"), "sigmoid(-30)"
 
 
 def test_a_bound_is_no_remedy_but_advice(first):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from zero_or_nan.functions.rewrites import REWRITES, function_in, operands_in, rewrite
 
 EVERY = [each for rewrites in REWRITES.values() for each in rewrites]
-CALLED = {name: getattr(torch, name) for name in "abs acos asin atan atanh exp log log10 log1p log2 logit".split()}
+CALLED = {name: getattr(torch, name) for name in "abs acos asin atan atanh cos exp log log10 log1p log2 logit".split()}
 CALLED |= {name: getattr(torch, name) for name in "neg prod rsqrt sigmoid softmax sqrt square sum tanh".split()}
 CALLED |= {name: getattr(F, name) for name in "cross_entropy ctc_loss kl_div nll_loss normalize".split()}
 CALLED |= {name: getattr(torch, name) for name in "cumsum gather logsumexp matmul mean std var".split()}

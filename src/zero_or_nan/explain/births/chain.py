@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +25,8 @@ from .call import Call
 
 DEPTH = 12
 """The number of calls before the last one that are run again."""
+
+_NO_MODE = nullcontext()
 
 
 @dataclass
@@ -69,16 +72,22 @@ class Chain:
         made = {key: pair for key, pair in self.made.items() if _gives(pair[1], pair[0])}
         return replace(self, made=made)
 
-    def run(self, dtype: torch.dtype | None = None, given: Mapping[int, Tensor] = MappingProxyType({})) -> Run:
+    def run(
+        self,
+        dtype: torch.dtype | None = None,
+        given: Mapping[int, Tensor] = MappingProxyType({}),
+        mode: AbstractContextManager[Any] = _NO_MODE,
+    ) -> Run:
         """Run the chain again, and record a graph.
 
         Args:
             dtype: of all floating-point tensors; that of the program if left out.
             given: by the identity of a tensor, the value to take for it. Those that no call in the chain computed are
                 taken as they are.
+            mode: is entered while the calls and their derivatives run.
         """
-        run = Run({}, {}, None, self.order)
-        with without_side_effects(), torch.enable_grad():
+        run = Run({}, {}, None, self.order, mode)
+        with without_side_effects(), torch.enable_grad(), mode:
             for key, value in given.items():
                 run.take(key, value, dtype, key in self.wanted)
             run.result = self._result(self.call, run, dtype)
@@ -114,12 +123,14 @@ class Run:
         leaves: those that no call computed, and that have a gradient.
         result: the result of the last call.
         order: that of the chain.
+        mode: is entered while its derivatives are computed.
     """
 
     values: dict[int, Any]
     leaves: dict[int, Tensor]
     result: Any
     order: int = 1
+    mode: AbstractContextManager[Any] = _NO_MODE
 
     def take(self, key: int, tensor: Tensor, dtype: torch.dtype | None, wanted: bool) -> None:
         """Take a tensor as it is; as a leaf, if its gradient is wanted."""

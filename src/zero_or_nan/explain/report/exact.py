@@ -1,14 +1,17 @@
 """What a value is in exact arithmetic, and which number on the way to it does not fit its dtype.
 
-Exact arithmetic is float64 here, which has room for what float32 and smaller dtypes lose.
+Exact arithmetic is float64 here, which has room for what float32 and smaller dtypes lose. If float64 has no number
+either, or if one was lost in a difference, the calls run once more, with many bits.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import re
 from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +23,13 @@ from ..births.call import Call, in_order
 from ..births.chain import Chain, Run
 from ..program.expression import expression_at
 from ..program.tensors import not_finite, without_side_effects
+from .precise import Precise, TooHardError
 
-_FLOORS = {torch.float64: 1e-12, torch.float32: 1e-6}
-"""What is added to a positive number that underflowed. Smaller dtypes get 1e-3."""
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""How far, relative to it, a result may be from the exact one."""
+
+_FEW = 200
+"""The size of a result from which on only the element that failed runs again with many bits, if that is possible."""
 
 _ORDERS = {1: "", 2: "second ", 3: "third "}
 
@@ -54,7 +61,8 @@ def outcome(run: Run, of: Container[int] | None = None) -> Outcome:
     found: dict[tuple[int, int], Tensor] = {}
     latest = [run.result]
     for order in range(1, run.order + 1):
-        latest = _gradients(latest, list(leaves.values()), [_weights(each) for each in latest], order < run.order)
+        weights = [_weights(each) for each in latest]
+        latest = _gradients(run, latest, list(leaves.values()), weights, order < run.order)
         found.update({(key, order): each.detach() for key, each in zip(leaves, latest, strict=True)})
     return Outcome(run.result.detach(), found)
 
@@ -68,7 +76,7 @@ def slope(run: Run, key: int, order: int, at: tuple[int, ...], by: tuple[int, ..
     """The derivative of one element of the result of a run by one element of a leaf."""
     one = run.result[at]
     for _ in range(order):
-        (found,) = _gradients([one], [run.leaves[key]], [torch.ones_like(one)], is_recorded=True)
+        (found,) = _gradients(run, [one], [run.leaves[key]], [torch.ones_like(one)], is_recorded=True)
         one = found[by]
     return float(one.detach())
 
@@ -85,16 +93,67 @@ def failed_at(found: Outcome) -> tuple[int, ...]:
     return first_of(next((each for each in bad if bool(each.any())), bad[0]))
 
 
+def measured(before: Outcome, run: Run) -> tuple[float, float]:
+    """The first element of a result that was not finite, and one of its derivatives, by what was not finite before."""
+    at = failed_at(before)
+    value = run.result[at].item()
+    bad = [key for key, found in before.gradients.items() if bool(not_finite(found).any())]
+    key = next(iter([*bad, *before.gradients]), None)
+    if key is None:
+        return value, 0.0
+    return value, slope(run, key[0], 1, at, first_of(not_finite(before.gradients[key])))
+
+
 def _gradients(
-    results: Sequence[Tensor], leaves: list[Tensor], weights: Sequence[Tensor], is_recorded: bool = False
+    run: Run, results: Sequence[Tensor], leaves: list[Tensor], weights: Sequence[Tensor], is_recorded: bool = False
 ) -> list[Tensor]:
     pairs = [(result, weight) for result, weight in zip(results, weights, strict=True) if result.requires_grad]
     if not leaves or not pairs:
         return [torch.zeros_like(leaf) for leaf in leaves]
     of, by = zip(*pairs, strict=True)
-    with without_side_effects(), torch.enable_grad():
+    with without_side_effects(), torch.enable_grad(), run.mode:
         options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True, "create_graph": is_recorded}
         return list(torch.autograd.grad(of, leaves, by, **options))
+
+
+class Exact(NamedTuple):
+    """What a chain gives in exact arithmetic.
+
+    Attributes:
+        found: the outcome.
+        run: the run that gave it.
+        in_float64: the outcome in float64.
+    """
+
+    found: Outcome
+    run: Run
+    in_float64: Outcome
+
+
+def exactly(chain: Chain, before: Outcome, given: Mapping[int, Tensor] = MappingProxyType({})) -> Exact:
+    """The outcome of a chain in exact arithmetic, as far as that can be found out.
+
+    Args:
+        chain: the calls.
+        before: their outcome in the program.
+        given: as for `Chain.run`. The derivatives are those by these tensors, if there are any.
+    """
+    run = chain.run(torch.float64, given)
+    found = in_float64 = outcome(run, given or None)
+    pairs = zip(before.parts, found.parts, strict=True)
+    is_lost = any(bool((not_finite(was) & not_finite(now)).any()) for was, now in pairs)
+    if is_lost or any(_is_rounded_away(actual, run.values.get(key)) for key, (actual, _) in chain.made.items()):
+        with contextlib.suppress(ImportError, TooHardError, RuntimeError):
+            precise = chain.run(torch.float64, given, Precise())
+            found, run = outcome(precise, given or None), precise
+    return Exact(found, run, in_float64)
+
+
+def _is_rounded_away(actual: Tensor, value: Tensor | None) -> bool:
+    """Whether rounding, and not the range of the dtype, gave 0 in the program."""
+    if value is None or not actual.is_floating_point():
+        return False
+    return bool(((actual == 0) & (value.abs() >= torch.finfo(actual.dtype).tiny)).any())
 
 
 def exists(before: Outcome, exact: Outcome) -> bool:
@@ -110,6 +169,7 @@ class Lost(NamedTuple):
         exact: the value or the derivative, as a phrase.
         fits: whether the dtype has room for it.
         how: how a number on the way to it was lost, as a sentence.
+        is_beyond: whether float64 has no number either.
         call, result: the first call that gave 0 or an infinity for another number, and what it gave; None if a number
             was only rounded.
     """
@@ -117,6 +177,7 @@ class Lost(NamedTuple):
     exact: str
     fits: bool
     how: str
+    is_beyond: bool = False
     call: Call | None = None
     result: Tensor | None = None
 
@@ -126,30 +187,47 @@ class Lost(NamedTuple):
 
 def lost_on_the_way(chain: Chain) -> Lost | None:
     """What exact arithmetic gives, and the number on the way that was lost; None if it gives no number either."""
-    before, run = outcome(chain.run()), chain.run(torch.float64)
-    exact = outcome(run)
+    plain = chain.run()
+    before = outcome(plain)
+    given = _first_failure(chain, before) if plain.result.numel() > _FEW else {}
+    if given:
+        plain = chain.run(given=given)
+        before = outcome(plain, given)
+    exact, run, in_float64 = exactly(chain, before, given)
     fits = exists(before, exact)
     dtype = before.value.dtype
     name = str(dtype).removeprefix("torch.")
     too_large = f"{name} ends at {limit(dtype)}"
-    alone = chain.run(torch.float64, {id(tensor): tensor for tensor in chain.call.tensors()}).result.detach()
+    operands = {id(tensor): plain.values[id(tensor)].detach() for tensor in chain.call.tensors()}
+    alone = chain.run(torch.float64, operands).result.detach()
     right, size = cured(Outcome(before.value, {}), Outcome(alone, {}), run)
     if size > torch.finfo(dtype).max:  # the call itself gave it, whatever was lost before it in other elements
         return Lost(right, fits, too_large)
     right, size = cured(before, exact, run)
     if not right:
         return None
+    is_beyond = not cured(before, in_float64, run)[0]
+    too = "; float64 loses it, too" if is_beyond and dtype is not torch.float64 else ""
     for key, value in run.values.items():
-        actual, call = chain.made.get(key, (None, None))
-        if actual is None or call is None or not actual.is_floating_point():
+        made, call = chain.made.get(key, (None, None))
+        if made is None or call is None or not made.is_floating_point():
             continue
-        value = value.detach()
+        actual, value = plain.values[key].detach(), value.detach()
         lost = torch.isfinite(value) & (((actual == 0) & (value != 0)) | actual.isinf())
         if bool(lost.any()):
             at = tuple(lost.nonzero()[0].tolist())
-            return Lost(right, fits, _sentence(call, actual, value, at), call, actual)
+            return Lost(right, fits, _sentence(call, actual, value, at) + too, is_beyond, call, made)
     is_large = size > torch.finfo(dtype).max
-    return Lost(right, fits, too_large if is_large else f"{name} loses a number on the way to it")
+    return Lost(right, fits, too_large if is_large else f"{name} loses a number on the way to it{too}", is_beyond)
+
+
+def _first_failure(chain: Chain, before: Outcome) -> dict[int, Tensor]:
+    """What the chain takes for the first element that failed; empty if a call does not work element by element."""
+    calls, at, shape = chain.calls(), failed_at(before), before.value.shape
+    if not all(is_pointwise(call.name) for call in calls):
+        return {}
+    taken = [tensor for call in calls for tensor in call.tensors() if id(tensor) not in chain.made]
+    return {id(tensor): tensor.broadcast_to(shape)[at] for tensor in taken}
 
 
 def cured(was: Outcome, exact: Outcome, run: Run) -> tuple[str, float]:
@@ -194,21 +272,6 @@ def _sentence(call: Call, actual: Tensor, value: Tensor, at: tuple[int, ...]) ->
     if abs(there) < torch.finfo(actual.dtype).tiny:
         return f"{what}, and {dtype} has nothing so small and gives 0"
     return f"{what}, and in {dtype} rounding gives 0"
-
-
-def floor_under(lost: Lost, chain: Chain) -> str:
-    """The line that lost a positive number, with a floor under it; empty if that does not help, or can't be written."""
-    if lost.call is None or lost.result is None or lost.fits:
-        return ""
-    expression = expression_at(lost.call.place, lost.call.name)
-    if expression is None or not expression.is_whole or bool((lost.result < 0).any() or lost.result.isinf().any()):
-        return ""
-    floor = _FLOORS.get(lost.result.dtype, 1e-3)
-    key = next(key for key, (tensor, _) in chain.made.items() if tensor is lost.result)
-    run = chain.run(given={key: lost.result + floor})
-    if any(bool(not_finite(each).any()) for each in outcome(run).parts):
-        return ""
-    return expression.replaced_by(f"{ast.unparse(expression.node)} + {number(floor)}")
 
 
 def texts_of(call: Call) -> list[tuple[Any, str]]:

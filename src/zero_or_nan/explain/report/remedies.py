@@ -21,8 +21,10 @@ PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
 
 DIVERGENCE, MOVE, GROWTH, LOST = "a divergence", "a move", "a growth", "a lost number"
+BEYOND, EPSILON = "a number that float64 loses", "an eps that is 0"
 """Situations of an overflow: training steps made the numbers larger, or perhaps a single step, or the calls of one line
-did; or the number fits, and one on the way to it was lost."""
+did; or the number fits, and one on the way to it was lost, perhaps in float64, too, or because the dtype rounds a small
+constant to 0."""
 
 
 class Remedy(NamedTuple):
@@ -212,6 +214,16 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "y = f(x.double())  # to see what it is",
         OVERFLOW,
     ),
+    ("overflow", BEYOND): Remedy(
+        "# the number exists, but neither float64 nor a choice of 0 gives it: write the\n"
+        "# formula in another way, without differences of nearly equal numbers",
+        OVERFLOW,
+    ),
+    ("overflow", EPSILON): Remedy(
+        "# the dtype rounds this small number to 0: compute the line in float32,\n"
+        "# or take a larger one, such as 1e-4 in float16",
+        "mixed-precision#an-epsilon-of-1e-8-is-0-in-float16",
+    ),
     ("overflow", "exp"): Remedy(
         "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
         "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
@@ -344,6 +356,8 @@ def remedy(
         own = REMEDIES.get(("bad input", operator)) if operator == "a target" else None
         section = known.section or CONTAMINATED
         return code, address_of(own.section if own else f"{section}#what-to-do")
+    if operator in (BEYOND, EPSILON):
+        kind = "overflow"
     if kind == "undefined":
         operator = known.like or known.name
         situation = _situation(operator, operands)
@@ -351,7 +365,7 @@ def remedy(
             section = points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
             return _not_right(refused) if refused else _not_tried(REWRITES[operator]), address_of(section)
         operator = situation
-    if operator in (DIVERGENCE, MOVE, GROWTH):
+    if operator in (DIVERGENCE, MOVE, GROWTH, BEYOND, EPSILON):
         pass  # it matters more than the dtype
     elif kind == "overflow" and dtype == "float16":
         operator = "float16"

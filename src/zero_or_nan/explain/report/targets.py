@@ -26,8 +26,8 @@ from ..births.chain import Chain
 from ..program.expression import closed, expression_at, reads, with_each, without_index
 from ..program.scope import can_come_before, free_name
 from ..program.tensors import are_finite
-from .exact import outcome, texts_of
-from .trial import CLOSE, Advice, ordinary
+from .exact import CLOSE, outcome, texts_of
+from .trial import Advice, ordinary
 
 _NOT_TRIED = Advice(situation="a target")
 

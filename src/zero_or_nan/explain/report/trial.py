@@ -22,13 +22,11 @@ from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.tensors import extra, not_finite, without_side_effects
-from .exact import Lost, Outcome, cured, failed_at, first_of, floor_under, lost_on_the_way, outcome, slope
+from .exact import CLOSE, Lost, Outcome, cured, exactly, lost_on_the_way, measured, outcome
+from .floors import constant_lost, floor_under, larger_constant
 from .matching import Match, line_of, matches
-from .remedies import GROWTH
+from .remedies import BEYOND, EPSILON, GROWTH
 from .widening import widened
-
-CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""How far, relative to it, a result may be from the exact one."""
 
 MOST_ELEMENTS = 5_000_000
 """The size of the operands from which on nothing is tried."""
@@ -104,7 +102,8 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
 def advice_on(chains: Sequence[Chain], module: str) -> Advice:
     """Try rewrites of the calls with which a number was born, and run the call in exact arithmetic.
 
-    In this order: a rewrite, the same formula in a wider dtype, a bound that keeps the numbers finite.
+    In this order: a rewrite, the same formula in a wider dtype, a larger eps if the dtype rounds it to 0, a bound that
+    keeps the numbers finite.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
@@ -122,14 +121,18 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
         others = [each for each in found if each.choice and best.choice and not _is_alike(each, best)]
         text = "\n".join([_told(best), *map(_or, others[:1])])
         return Advice(text, best.replaces, exact, tried=(best, *others[:1]))
-    wider = widened(chains, len(near), module)
+    constant = constant_lost(lost, failed)
+    situation = "" if constant is None else EPSILON
+    wider = widened(chains, len(near), module) or (constant and larger_constant(constant, failed))
     if wider is not None:
-        return Advice(*wider, exact)
+        return Advice(*wider, exact, situation=situation)
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
     if bound:
         return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), None, exact)
     if exact and (grown := _grown(failed)):
         return Advice(exact=f"{exact}; {grown}", situation=GROWTH)
+    if constant is not None or lost is not None and lost.fits and lost.is_beyond:
+        return Advice(exact=exact, situation=situation or BEYOND)
     refused = tuple(dict.fromkeys(each.code for each in REWRITES.get(failed.call.name, ()) if each.choice))
     return Advice(exact=exact, refused=refused, fits=None if lost is None else lost.fits)
 
@@ -186,19 +189,20 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
     given = {id(thing): thing for thing in names.values() if isinstance(thing, Tensor)}
     try:
         before = outcome(chain.run(given=given), given)
-        exact = outcome(chain.run(torch.float64, given), given)
+        exact, _, in_float64 = exactly(chain, before, given)
         beyond = ""
         if not rewrite.choice and not any(bool(not_finite(tensor).any()) for tensor in given.values()):
             wide = _by_rewrite(rewrite, names, chain, given, torch.float64)
-            filled = exact.filled(outcome(wide))
-            (beyond, _), exact = cured(exact, filled, wide), filled
+            exact = exact.filled(outcome(wide))
+            beyond, _ = cured(in_float64, exact, wide)
         rewritten = _by_rewrite(rewrite, names, chain, given, None)
         after = outcome(rewritten)
         if all(bool(torch.isfinite(part).all()) for part in before.parts):
             return None  # it does not fail by itself: what arrived in backward was too large
         is_exact = after.value.shape == before.value.shape and _agrees(after, before, exact, False)
         if not is_exact:
-            may_choose = rewrite.choice and (lost is None or not lost.fits)
+            is_known = all(bool(torch.isfinite(part).all()) for part in exact.parts)
+            may_choose = rewrite.choice and (lost is None or not lost.fits or is_known)
             if not may_choose or after.value.shape != before.value.shape or not _agrees(after, before, exact, True):
                 return None
             if not all(_keeps(later, chain.call, after.value) for later in chains) or not _is_limit(chain, after.value):
@@ -216,22 +220,11 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
     return Tried(
         *line_of(rewrite, match),
         "" if is_exact else rewrite.choice,
-        *_measured(before, rewritten),
-        not is_exact and lost is not None,
+        *measured(before, rewritten),
+        not is_exact and lost is not None and not lost.fits,
         beyond,
         chain.call.is_again(chains[-1].call),
     )
-
-
-def _measured(before: Outcome, rewritten: Run) -> tuple[float, float]:
-    """The first element of a result that was not finite, and one of its derivatives, by what was not finite before."""
-    at = failed_at(before)
-    value = rewritten.result[at].item()
-    bad = [key for key, found in before.gradients.items() if bool(not_finite(found).any())]
-    key = next(iter([*bad, *before.gradients]), None)
-    if key is None:
-        return value, 0.0
-    return value, slope(rewritten, key[0], 1, at, first_of(not_finite(before.gradients[key])))
 
 
 def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
@@ -241,7 +234,8 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
         return True
     exact, now = later.run(torch.float64).result.detach(), later.run(given={key: value}).result.detach()
     known = torch.isfinite(exact.to(now.dtype))
-    return bool(torch.allclose(now[known].double(), exact[known], rtol=CLOSE.get(now.dtype, 1e-4)))
+    close = max(CLOSE.get(tensor.dtype, 1e-4) for tensor in (now, value))  # what follows half may be float32
+    return bool(torch.allclose(now[known].double(), exact[known], rtol=close))
 
 
 def _two_calls_before(chain: Chain) -> dict[int, Tensor]:

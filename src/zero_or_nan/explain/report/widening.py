@@ -22,7 +22,7 @@ from ..births.chain import Chain
 from ..program.expression import closed, expression_at, expression_of_module, with_each, with_each_in
 from ..program.scope import can_come_before
 from ..program.tensors import not_finite
-from .exact import exists, failed_at, outcome, texts_of
+from .exact import CLOSE, exactly, exists, failed_at, outcome, texts_of
 
 
 def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, int] | None:
@@ -53,9 +53,12 @@ def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, in
 def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     """The first line of a chain with its operands in a wider dtype. What follows takes the dtype from there."""
     plain = chain.run()
-    before, exact = outcome(plain), outcome(chain.run(torch.float64))
-    wider = torch.float64 if before.value.dtype in (torch.float32, torch.float64) else torch.float32
-    if before.value.dtype is wider or not exists(before, exact):
+    before = outcome(plain)
+    coming = [value for key, value in plain.values.items() if key not in chain.made and value.is_floating_point()]
+    dtypes = {value.dtype for value in coming}
+    wider = torch.float64 if dtypes <= {torch.float32, torch.float64} else torch.float32
+    exact = exactly(chain, before).found
+    if dtypes == {wider} or not exists(before, exact):
         return None
     first = min((call for call in chain.calls() if call.place.code is chain.call.place.code), key=_line)
     beside = [call for call in chain.calls() if call.is_beside(first)]
@@ -75,8 +78,10 @@ def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     for (key, order), each in found.gradients.items():  # a leaf is used as it is in other lines
         gradients[keys.get(key, key), order] = gradients[keys.get(key, key), order] + each.double()
     near = 1e-4 if wider is torch.float64 else _NEAR
-    for now, right in [(found.value, exact.value), *((gradients[key], exact.gradients[key]) for key in gradients)]:
-        if bool(not_finite(now.to(before.value.dtype)).any()) or not _is_near(now.double(), right, near):
+    pairs = [(before.value, found.value, exact.value)]
+    pairs += [(before.gradients[key], gradients[key], exact.gradients[key]) for key in gradients]
+    for was, now, right in pairs:
+        if bool(not_finite(now.to(was.dtype)).any()) or not _is_near(now.double(), right, near):
             return None
     measured = f"value {number(found.value[failed_at(before)].item())}, and finite gradients"
     return f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: {measured}\n{line}", first.place.line
@@ -117,8 +122,13 @@ def _in_float32(
             return None
         given = {id(tensor): tensor.float() for tensor in again.tensors() if tensor.dtype is torch.float16}
         run = chain.run(given=given)
-        pairs = zip(outcome(run).parts, outcome(chain.run(torch.float64, given)).parts, strict=True)
-        if not all(_is_near(now.double(), right) for now, right in pairs):
+        found = outcome(run)
+        arriving = [each.half() for (key, _), each in found.gradients.items() if key in given]
+        if chain is chains[0] and any(bool(not_finite(each).any()) for each in arriving):
+            return None
+        pairs = zip(found.parts, outcome(chain.run(torch.float64, given)).parts, strict=True)
+        near = CLOSE[torch.float16]  # what is computed from here on may be in float16
+        if not all(_is_near(now.double(), right, near) for now, right in pairs):
             return None
     line = _line_in_float32(failed, module)
     if line is None:

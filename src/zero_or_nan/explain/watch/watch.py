@@ -31,6 +31,7 @@ from ...ignoring.inside import (
     leaves_of,
     never_traced,
     not_compiled,
+    set_compiler,
 )
 from ...replacing import is_replaced, put_back, replace, replace_engine
 from ..births.diagnosis import Diagnosis, Verdict, diagnose_results
@@ -232,7 +233,6 @@ class Watch:
 # The functions of PyTorch that a watch replaces while it lasts.
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
-_set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 _ENTRANCES = ("compile_wrapper", "_fn")
 """The functions of Dynamo in which compiled code is called, by release."""
 
@@ -352,7 +352,7 @@ class Patches:
 
         @never_traced
         def switched(callback: Any) -> Any:
-            before = _set_compiler(None)
+            before = set_compiler(None)
             if self._watch.scope.is_here():
                 with self._watch.mistakes.noted("a compiled region"):
                     self._switches(callable(callback), sys._getframe(1))

@@ -222,6 +222,8 @@ rewrite("log(gather(softmax(x, dim), d, i))", "F.log_softmax(x, dim=dim).gather(
 rewrite("log(sigmoid(x))", "F.logsigmoid(x)")
 rewrite("log(1 - sigmoid(x))", "F.logsigmoid(-x)")
 rewrite("log1p(neg(sigmoid(x)))", "F.logsigmoid(-x)")
+for square in ("tanh(x) ** 2", "square(tanh(x))"):
+    rewrite(f"log(1 - {square})", "2 * (0.6931471805599453 - x - F.softplus(-2 * x))")
 rewrite("log(1 + exp(x))", "F.softplus(x)")
 rewrite("log1p(exp(x))", "F.softplus(x)")
 rewrite("log(exp(x))", "x")
@@ -245,6 +247,8 @@ rewrite("logit(sigmoid(x))", "x")
 rewrite("exp(a) / sum(exp(a), dim)", "a.softmax(dim)")
 rewrite("exp(a) / sum(exp(a))", "(a - a.flatten().logsumexp(0)).exp()")
 rewrite("exp(a) / exp(b)", "(a - b).exp()")
+rewrite("a / (1 - sigmoid(x))", "a / torch.sigmoid(-x)")
+rewrite("sqrt(1 - cos(x) ** 2)", "x.sin().abs()")
 for squares in ("square(x)", "x ** 2", "x * x"):
     rewrite(f"sqrt(sum({squares}))", "torch.linalg.vector_norm(x)", "the slope of a length of 0 is 0")
     rewrite(

@@ -167,7 +167,8 @@ def _takes_too_much() -> bool:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
+set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
+"""Set what Dynamo calls for each new frame, None to switch it off, and return what it was."""
 
 
 def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -177,11 +178,11 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if not _is_at_work():
             return function(*args, **kwargs)
-        before = _set_compiler(None)  # as `torch.compiler.disable` does, which `explain` would take for the user's
+        before = set_compiler(None)  # as `torch.compiler.disable` does, which `explain` would take for the user's
         try:
             return function(*args, **kwargs)
         finally:
-            _set_compiler(before)
+            set_compiler(before)
 
     # PyTorch sets this on disabled functions, too: Dynamo does not trace `run` itself.
     run._torchdynamo_disable = True  # type: ignore[attr-defined]

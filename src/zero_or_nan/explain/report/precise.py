@@ -1,0 +1,266 @@
+"""Runs operators on numbers of 1,200 bits, because float64 rounds 1 - sigmoid(40) to 0, as float32 does.
+
+The numbers with many bits are kept beside the memory of a tensor in float64, which holds the same numbers rounded, so
+views need no code here. Functions of one number are those of mpmath, and some other operators are written by these and
+by sums. Derivatives consist of operators, so gradients are as exact as values. PyTorch's own decompositions would know
+more operators, but the first of them takes seconds: it imports the compiler.
+
+A difference so small that rounding alone may have made it counts as 0, as sqrt(2) ** 2 - 2 is.
+
+This library does not depend on mpmath, but PyTorch does, through sympy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...functions.numerics import numerics_of
+from ...ignoring.inside import Mode, tree_map_only
+from ..program.tensors import each_in, tensors_in
+
+BITS = 1200
+"""The precision: 1 - sigmoid(800) begins in bit 1,154."""
+
+_NOISE = 2.0 ** -(BITS - 200)
+
+MOST_ELEMENTS, MOST_NUMBERS = 1_000, 20_000
+"""The number of elements that a tensor may have, and that a run may compute in all."""
+
+_OF_MPMATH = frozenset(
+    """
+    acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erfc exp expm1 log log10 log1p sin sinh sqrt tan tanh
+    """.split()
+)
+"""Operators that have the name of mpmath's function."""
+
+_MOVES = frozenset(
+    """
+    _to_copy convert_element_type copy flip index_add index_put index_select rev scatter_add select_backward
+    slice_backward where
+    """.split()
+)
+"""Operators that move numbers, beside those whose numerics say so."""
+
+_CONSTANTS = frozenset("empty_like fill full_like new_full new_zeros ones_like sgn sign zero zeros_like".split())
+"""Operators whose numbers need no more bits than they have."""
+
+
+class TooHardError(Exception):
+    """The run has too many numbers, or an operator that is not known here."""
+
+
+class Precise(Mode):
+    """While entered, operators on tensors in float64 compute with many bits.
+
+    Raises:
+        ImportError: if mpmath is not installed.
+        TooHardError: from the operator that can't be followed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        import mpmath  # type: ignore[import-untyped]
+
+        self._mp = mpmath
+        self._beside: dict[int, dict[int, Any]] = {}
+        self._kept: list[Tensor] = []  # another tensor could take its memory
+        self._count = 0
+        self._by_element: dict[str, Callable[..., Any]] = {
+            **{name: getattr(mpmath, name) for name in _OF_MPMATH},
+            "abs": abs,
+            "add": lambda a, b, alpha=1: self._sum([a, alpha * b]),
+            "div": lambda a, b: a / b,
+            "exp2": lambda a: 2**a,
+            "log2": lambda a: mpmath.log(a, 2),
+            "maximum": max,
+            "minimum": min,
+            "mul": lambda a, b: a * b,
+            "neg": lambda a: -a,
+            "pow": lambda a, b: a**b,
+            "reciprocal": lambda a: 1 / a,
+            "rsub": lambda a, b, alpha=1: self._sum([b, -alpha * a]),
+            "relu": lambda a: max(a, 0),
+            "rsqrt": lambda a: 1 / mpmath.sqrt(a),
+            "sigmoid": self._sigmoid,
+            "sigmoid_backward": lambda g, y: g * y * self._sum([1, -y]),
+            "softplus": lambda a, beta=1, most=20: mpmath.log1p(mpmath.exp(beta * a)) / beta if beta * a <= most else a,
+            "softplus_backward": lambda g, a, beta, most: g * self._sigmoid(beta * a) if beta * a <= most else g,
+            "log_sigmoid_backward": lambda g, a, _: g * self._sigmoid(-a),
+            "sub": lambda a, b, alpha=1: self._sum([a, -alpha * b]),
+            "tanh_backward": lambda g, y: g * self._sum([1, -y * y]),
+            "threshold_backward": lambda g, a, least: g if a > least else g * 0,
+        }
+        self._by_row: dict[str, Callable[..., Any]] = {
+            "amax": max,
+            "amin": min,
+            "mean": lambda row: self._sum(row) / len(row),
+            "prod": mpmath.fprod,
+            "sum": self._sum,
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2].rstrip("_")
+        if func.is_view or name in _CONSTANTS or not any(map(torch.is_floating_point, tensors_in((args, kwargs)))):
+            return self._as_it_is(func(*args, **kwargs), func._schema.is_mutable)
+        if max(tensor.numel() for tensor in tensors_in((args, kwargs))) > MOST_ELEMENTS:
+            raise TooHardError(f"a tensor has more than {MOST_ELEMENTS} elements")
+        with self._mp.workprec(BITS):
+            if name in self._by_element and not kwargs.keys() - {"alpha"}:
+                operands = self._aligned([*args, *kwargs.values()])
+                return self._filled(func(*args, **kwargs), self._by_element[name], operands)
+            if name in self._by_row and not kwargs:
+                return self._filled(func(*args), self._by_row[name], zip(self._rows(*args), strict=True), is_row=True)
+            if (name in _MOVES or numerics_of(name).moves) and not each_in(args, float):
+                return self._moved(func, args, kwargs)
+        with self:
+            result = _PARTS[name](*args, **kwargs) if name in _PARTS else func.decompose(*args, **kwargs)
+            if func._schema.is_mutable and result is not NotImplemented:
+                result = args[0].copy_(result)
+        if result is NotImplemented and any(map(torch.is_floating_point, tensors_in(result := func(*args, **kwargs)))):
+            raise TooHardError(f"{func} is not known")
+        return result
+
+    def _as_it_is(self, result: Any, is_written: bool) -> Any:
+        for tensor in tensors_in(result) if is_written else ():
+            self._keep(tensor, repeat(None))
+        return result
+
+    def _sigmoid(self, a: Any) -> Any:
+        return 1 / (1 + self._mp.exp(-a))
+
+    def _sum(self, row: Sequence[Any]) -> Any:
+        total = self._mp.fsum(row)
+        return total if abs(total) > _NOISE * max(map(abs, row), default=0) else self._mp.mpf(0)
+
+    def _aligned(self, operands: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
+        """The numbers of operands, element by element."""
+        shape = torch.broadcast_shapes(*(each.shape for each in operands if isinstance(each, Tensor)))
+        rows = [
+            self._numbers(each.expand(shape)) if isinstance(each, Tensor) else repeat(self._mp.mpf(each))
+            for each in operands
+        ]
+        return zip(*rows, strict=False)
+
+    def _rows(self, tensor: Tensor, dim: Any = None, keepdim: bool = False) -> list[list[Any]]:
+        """The numbers that are reduced to each element of a result."""
+        dims = range(tensor.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+        gone = {each % max(tensor.dim(), 1) for each in dims if tensor.dim()}
+        kept = [each for each in range(tensor.dim()) if each not in gone]
+        moved = tensor.permute(*kept, *sorted(gone)).flatten(len(kept)) if gone else tensor.unsqueeze(-1)
+        numbers, length = self._numbers(moved), moved.shape[-1]
+        return [numbers[at : at + length] for at in range(0, len(numbers), length)] if length else []
+
+    def _moved(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operator that moves numbers. To find out where to, it moves their positions."""
+        every = [self._mp.mpf(0)]
+
+        def positions(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            numbers = self._numbers(tensor)
+            begin = len(every)
+            every.extend(numbers)
+            found = [0 if number == 0 else at for at, number in enumerate(numbers, begin)]
+            return torch.tensor(found, device=tensor.device).reshape(tensor.shape)
+
+        def counted(tensor: Tensor) -> Tensor:
+            return positions(tensor).sign() if tensor.is_floating_point() else tensor
+
+        if any(bool((each > 1).any()) for each in tensors_in(func(*tree_map_only(Tensor, counted, args), **kwargs))):
+            raise TooHardError(f"{func} adds numbers")
+        where = func(*tree_map_only(Tensor, positions, args), **kwargs)
+        result = func(*args, **kwargs)
+        for tensor, at in zip(tensors_in(result), tensors_in(where), strict=True):
+            self._keep(tensor, [every[int(each)] for each in at.flatten().tolist()])
+        return result
+
+    def _filled(self, result: Tensor, compute: Any, rows: Iterable[tuple[Any, ...]], is_row: bool = False) -> Tensor:
+        """A result, with its numbers computed once more. Where that gives none, it stays as it is."""
+        self._keep(result, [self._of(compute, *row, is_row=is_row) for row in rows])
+        return result
+
+    def _of(self, compute: Any, *operands: Any, is_row: bool) -> Any:
+        try:
+            if not all(map(self._mp.isfinite, operands[0] if is_row else operands)):
+                return None
+            found = compute(*operands)
+        except (ArithmeticError, ValueError):  # a pole
+            return None
+        return found if isinstance(found, self._mp.mpf) and self._mp.isfinite(found) else None
+
+    def _numbers(self, tensor: Tensor) -> list[Any]:
+        beside = self._beside.get(tensor.untyped_storage().data_ptr(), {})
+        values = tensor.flatten().tolist()
+        return [beside.get(at) or self._mp.mpf(value) for at, value in zip(_offsets(tensor), values, strict=True)]
+
+    def _keep(self, tensor: Tensor, numbers: Iterable[Any]) -> None:
+        """Keep numbers beside a tensor, and the rounded ones in it. None is for a number that needs no more bits."""
+        self._count += tensor.numel()
+        if self._count > MOST_NUMBERS:
+            raise TooHardError(f"the run computes more than {MOST_NUMBERS} numbers")
+        if not tensor.numel():
+            return
+        self._kept.append(tensor)
+        beside = self._beside.setdefault(tensor.untyped_storage().data_ptr(), {})
+        values = tensor.flatten().tolist()
+        for at, (offset, number) in enumerate(zip(_offsets(tensor), numbers, strict=False)):
+            beside[offset] = number
+            if number is not None:
+                values[at] = float(number)
+        tensor.copy_(torch.tensor(values, dtype=torch.float64).reshape(tensor.shape))
+
+
+def _offsets(tensor: Tensor) -> list[int]:
+    """Where each element is in memory."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    places = torch.arange(size).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return places.flatten().tolist()
+
+
+def _like(x: Tensor, number: Any) -> Tensor:
+    return torch.as_tensor(number, dtype=x.dtype, device=x.device)
+
+
+def _clamp(x: Tensor, least: Any = None, most: Any = None) -> Tensor:
+    x = x if least is None else torch.maximum(x, _like(x, least))
+    return x if most is None else torch.minimum(x, _like(x, most))
+
+
+def _variance(x: Tensor, dim: Any = None, correction: float = 1, keepdim: bool = False) -> Tensor:
+    dims = list(range(x.dim())) if dim is None else dim
+    squares = (x - x.mean(dims, keepdim=True)).square()
+    total = squares.sum(dims, keepdim=keepdim)
+    return total / max(x.numel() / max(total.numel(), 1) - correction, 0)
+
+
+def _length(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    return NotImplemented if ord != 2 else x.square().sum(list(range(x.dim())) if dim is None else dim, keepdim).sqrt()
+
+
+_PARTS: dict[str, Callable[..., Any]] = {
+    "_log_softmax": lambda x, dim, _: x - x.logsumexp(dim, keepdim=True),
+    "_log_softmax_backward_data": lambda g, y, dim, _: g - y.exp() * g.sum(dim, keepdim=True),
+    "_softmax": lambda x, dim, _: (x - x.logsumexp(dim, keepdim=True)).exp(),
+    "_softmax_backward_data": lambda g, y, dim, _: y * (g - (g * y).sum(dim, keepdim=True)),
+    "addmm": lambda c, a, b: c + a @ b,
+    "bmm": lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2),
+    "clamp": _clamp,
+    "clamp_max": lambda x, most: _clamp(x, most=most),
+    "clamp_min": _clamp,
+    "dot": lambda a, b: (a * b).sum(),
+    "linalg_vector_norm": _length,
+    "log_sigmoid_forward": lambda x: (-(-x).exp().log1p(), torch.zeros_like(x)),
+    "logsumexp": lambda x, dim, keepdim=False: x.exp().sum(dim, keepdim).log(),
+    "masked_fill": lambda x, mask, value: torch.where(mask, _like(x, value), x),
+    "mm": lambda a, b: (a.unsqueeze(-1) * b).sum(-2),
+    "mv": lambda a, b: (a * b).sum(-1),
+    "std": lambda *args, **kwargs: _variance(*args, **kwargs).sqrt(),
+    "var": _variance,
+}
+"""Operators by others. mpmath has room for exp of numbers that float64 has no room for."""
