@@ -6,6 +6,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from scratch import Book, edit
 
+from tools.picture import PAGE, _record, _shown, is_outdated
+from tools.project import Problem, write_record
 from tools.steps.addresses import lost_addresses
 from tools.steps.shown import broken, missing
 
@@ -93,3 +95,16 @@ def test_a_published_address_stays(project):
     assert "a.html#two" not in project.addresses.read_text()
     assert lost_addresses(project, {"a.html": '<span id="one"></span><section id="two">', "b.html": "<p>"}) == []
     assert "a.html#two" in project.addresses.read_text()
+
+
+def test_the_picture_of_the_readme_is_the_one_that_was_taken_of_this_table(project):
+    page = {PAGE: '<table class="a" data-verdict="b"><tr><td>x = 90</td><td>NaN</td></tr></table>'}
+    project.picture.parent.mkdir(exist_ok=True)
+    project.picture.write_bytes(b"picture")
+    with pytest.raises(Problem, match="picture.json is missing; .* run `make picture`"):
+        is_outdated(project, page)
+    write_record(_record(project), _shown(project, page[PAGE]))
+    assert not is_outdated(project, page) and not is_outdated(project, {})
+    assert is_outdated(project, {PAGE: page[PAGE].replace("NaN", "0")})
+    project.picture.write_bytes(b"another")
+    assert is_outdated(project, page)
