@@ -1,4 +1,4 @@
-"""Computations whose gradient is NaN, and the code that people write against it, for *Every remedy, compared*.
+"""Computations whose gradient is NaN, and the code that people write against it, for *Every remedy for a NaN gradient*.
 
 Each row is a few lines of PyTorch. `helpers.remedies` runs the lines and judges the results. No result is written in
 this file.

@@ -252,7 +252,8 @@ def tree(found: Remedies) -> Question:
                 {
                     "Yes": End(
                         "double where",
-                        "The inner where keeps the bad element out. In the outer where, write your choice.",
+                        "In the inner where, write a harmless number. In the outer where, write an expression with "
+                        "the value and the slope that you choose: a constant has slope 0.",
                         f"a chosen number in {chosen} of {used} cases",
                     ),
                     "No": End(

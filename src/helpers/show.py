@@ -167,7 +167,7 @@ def _widest(rows: Sequence[Sequence[str]]) -> str:
 
 
 def entry(text: str, kind: Kind) -> str:
-    """One element as HTML. The text and the shape of its mark show its kind, never the colour alone."""
+    """One element as HTML. The text shows its kind, and bold type marks NaN and infinity: never the colour alone."""
     return f'<span class="zn-{kind.value.lower()}">{html.escape(text)}</span>'
 
 

@@ -10,7 +10,9 @@ beside the library, because pytest imports it in every run, and the library impo
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 
 import pytest
 
@@ -36,7 +38,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     returned = pyfuncitem.obj(**{name: value for name, value in pyfuncitem.funcargs.items() if name in wanted})
     if not isinstance(returned, tuple) or not returned or not callable(returned[0]):
         pytest.fail("a test with the marker zero_or_nan returns the loss and its inputs: return loss_fn, x, y")
-    report = explain.probe(*returned, **marker.kwargs)
+    is_shown = pyfuncitem.config.getoption("capture") == "no"
+    with contextlib.nullcontext() if is_shown else contextlib.redirect_stderr(io.StringIO()):
+        report = explain.probe(*returned, **marker.kwargs)
     if not report.ok:
         pytest.fail(str(report), pytrace=False)
     return True

@@ -36,10 +36,11 @@ def visible(name):
 
 
 def pasted(name):
-    """The cells to copy: the first of *At a glance*, and those of *What to do* that begin with an import."""
-    seen = [(heading, code) for heading, code, tags in sections(name) if not FOLDED & tags]
-    first = [code for heading, code in seen if heading == FIX][:1]
-    return first + [code for heading, code in seen if heading == "What to do" and code.startswith(("import", "from"))]
+    """What to copy: the first cell of *At a glance*, those with an import in *What to do*, and each short case."""
+    seen = [cell for cell in sections(name) if not FOLDED & cell[2]]
+    first = [code for heading, code, _ in seen if heading == FIX][:1]
+    to_do = [code for heading, code, _ in seen if heading == "What to do" and code.startswith(("import", "from"))]
+    return [*first, *to_do, *(code for _, code, tags in seen if "beside" in tags or name == "four-cases")]
 
 
 def solutions(name):

@@ -9,6 +9,7 @@ from bs4 import BeautifulSoup
 from helpers import remedies, remedy_tables
 from helpers.recipes import IGNORED, USED, Situation
 from helpers.remedies import COLUMNS, WORDS, compare
+from zero_or_nan import ignoring
 
 
 def situation(**changes):
@@ -83,6 +84,13 @@ def test_the_loss_of_an_ignored_row_is_finite_and_the_same_with_the_used_element
     assert names["loss"].isfinite()
     constant = {"where over exp": 1, "an infinite input, clamped later": 3}.get(situation.name, 0)
     torch.testing.assert_close(alone + constant, names["loss"])
+
+
+def test_the_tables_and_the_definition_agree_on_which_rows_have_an_ignored_element():
+    for situation in (*IGNORED, *USED):
+        exec(situation.plain, names := remedies.namespace(situation))
+        (of_y,) = ignoring.grad(names["loss"], names["y"], ignored="masked")
+        assert of_y.get_mask().all() != situation.ignores, situation.name
 
 
 def test_a_used_row_has_an_element_without_a_gradient():

@@ -17,6 +17,15 @@ ALL = [*PAGES, "search.html", "search.html?q=nan", "search.html?q=zzzzqqq", "gen
 KIB = 1024
 
 
+WIDER_THAN_ITS_CELL = """() => {
+    const cells = [...document.querySelectorAll(".zn-releases td")];
+    const inside = (cell) => (part) => {
+        const [outer, inner] = [cell, part].map((each) => each.getBoundingClientRect());
+        return outer.left <= inner.left && inner.right <= outer.right;
+    };
+    return [cells.filter((cell) => ![...cell.querySelectorAll("span, a")].every(inside(cell)))
+        .map((cell) => cell.textContent), cells.length];
+}"""
 OPEN_ALL = "for (const each of document.querySelectorAll('details')) each.open = true"
 BROKEN_NUMBERS = """() => {
     const all = [...document.querySelectorAll("td span[class^=zn-], .zn-entries span")]
@@ -133,6 +142,15 @@ def test_no_number_is_broken_and_the_text_of_figures_can_be_read(seen):
     assert sum(page.small[1] > 0 for page in seen.values()) >= 5
 
 
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_no_result_of_a_release_is_wider_than_its_cell(browser, address, width):
+    with Visit(browser, address, viewport={"width": width, "height": 900}) as tab:
+        tab.open("chapters/which-pytorch.html")
+        wider, cells = tab.page.evaluate(WIDER_THAN_ITS_CELL)
+        assert wider == [] and cells > 40
+        assert tab.page.locator(".zn-releases .zn-mark:visible").count() >= cells
+
+
 def test_every_page_is_light(seen):
     for path, page in seen.items():
         assert page.size <= 350 * KIB, path
@@ -143,6 +161,13 @@ def test_axe_finds_nothing_where_the_contents_are_open_and_the_code_unfolded(pho
     phone.page.locator("a.menu").click()
     phone.page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
     assert axe(phone, ROOT) == []
+
+
+def test_the_text_of_tables_is_as_large_as_prose_if_there_is_room(visit):
+    visit.open("")
+    prose, table = (visit.page.locator(f"article {each}").first for each in ("p", "table.docutils td"))
+    size = "each => getComputedStyle(each).fontSize"
+    assert table.evaluate(size) == prose.evaluate(size)
 
 
 def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(visit):
@@ -349,17 +374,21 @@ def test_an_address_that_does_not_exist_leads_on(visit):
     for link in visit.page.locator("a").all():
         target = link.get_attribute("href")
         assert target.startswith((PROJECT.site_url, PROJECT.repository)), target
+    header = visit.page.locator("header a")
+    assert header.all_inner_texts() == ["Zero or NaN?", "Search", "Repository"]
+    assert header.first.get_attribute("href") == f"{PROJECT.site_url}/"
 
 
-def test_kinds_of_entries_are_told_apart_without_colour(visit):
+def test_no_kind_of_element_looks_like_a_link_or_a_spelling_mistake_and_each_has_a_sign_without_colour(visit):
     visit.open("chapters/where-over-exp.html")
     looks = {
         kind: visit.page.evaluate(
             """(kind) => { const span = document.createElement("span"); span.className = `zn-${kind}`;
                 document.querySelector(".zn").append(span); const style = getComputedStyle(span);
-                return [style.textDecorationStyle, style.textDecorationLine, style.fontWeight, style.borderStyle]; }""",
+                return [style.textDecorationLine, style.fontWeight, style.borderBottomStyle]; }""",
             kind,
         )
         for kind in ("nan", "inf", "zero", "masked", "finite")
     }
-    assert len({json.dumps(look) for look in looks.values()}) == len(looks)
+    bold, plain = ["none", "700", "none"], ["none", "400", "none"]
+    assert looks == {"nan": bold, "inf": bold, "zero": plain, "masked": ["none", "400", "dashed"], "finite": plain}

@@ -74,13 +74,20 @@ def test_predict_then_reveal_hides_outputs_until_they_are_asked_for(visit):
     assert visit.page.locator("#at-a-glance").is_visible()
     visit.page.locator(".reveal", has_text="Predict").and_(visit.page.locator(":visible")).first.click()
     assert sum(output.is_visible() for output in outputs.all()) == 1
-    # The next page teaches too, until the switch says otherwise.
+    for hide in ("Hide what this gives", "Hide the answer"):
+        visit.page.get_by_role("button", name=hide).click()
+    assert not visit.page.locator("#at-a-glance").is_visible()
+    assert not any(output.is_visible() for output in outputs.all())
+    # The next page teaches too, until the switch says otherwise, and each page has the switch.
     visit.open("chapters/slicing-nan.html")
     assert not visit.page.locator("#at-a-glance").is_visible()
+    visit.open("chapters/teach-with-this-book.html")
+    says = visit.page.get_by_text("Outputs are hidden and text is larger on all pages")
+    assert says.is_visible() and "add ?teach to the address" in visit.page.locator("article").inner_text()
     visit.page.get_by_role("button", name="Predict, then reveal").click()
-    assert visit.page.locator("#at-a-glance").is_visible() and not visit.page.locator(".reveal").first.is_visible()
+    assert not says.is_visible()
     visit.open(CASE)
-    assert visit.page.locator("#at-a-glance").is_visible()
+    assert visit.page.locator("#at-a-glance").is_visible() and not visit.page.locator(".reveal").first.is_visible()
 
 
 def test_the_atlas_can_be_narrowed_to_a_node(visit):

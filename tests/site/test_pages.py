@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 from bs4 import BeautifulSoup, Tag
 from scratch import ROOT
 
@@ -46,6 +47,22 @@ def test_every_page_is_in_the_navigation_of_every_page(pages):
         wanted = ["#" if path == here else os.path.relpath(path, Path(here).parent) for path in paths]
         assert set(wanted) <= {link["href"] for link in links}, here
         assert [link["href"] for link in links if link.get("aria-current") == "page"] == ["#"], here
+
+
+def test_the_page_about_the_checks_shows_the_bibtex_entry_with_what_the_citation_file_says(pages):
+    shown = page(pages, "how-this-book-is-checked").select_one("#how-to-cite-it pre").get_text()
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert f"{{{cited['title']}}}" in shown and f"version = {{{cited['version']}}}" in shown and versions() in shown
+
+
+def test_a_page_has_one_name_in_the_contents_in_its_heading_and_in_the_table_of_symptoms(pages):
+    front = pages["index.html"]
+    names = {link["href"]: link.get_text() for link in front.select("nav#contents a[href^=chapters]")}
+    assert len(names) == len(PROJECT.pages) - 1 and len(set(names.values())) == len(names)
+    headings = {path: pages[path].select_one("main h1").get_text() for path in names}
+    assert {path: headings[path] for path, name in names.items() if not headings[path].startswith(name)} == {}
+    led_to = {link["href"]: link.get_text() for link in front.select("#what-do-you-see td:last-child a[href$=html]")}
+    assert len(led_to) > 20 and {path: name for path, name in led_to.items() if name != names[path]} == {}
 
 
 @every
@@ -115,6 +132,7 @@ def test_the_foot_of_a_page_leads_to_its_editor_and_to_a_report_and_says_with_wh
     # Not before the text: the first screen is for the answer.
     assert main.find("article").find_next(class_="feedback") is not None
     made = main.select_one(":scope > p.made")
-    said = made.get_text() if made else ""
-    assert said.startswith(f"Last verified with {versions()}") is (name in CHAPTERS)
+    said = made.get_text().strip() if made else ""
+    lead = "Last" if name in CHAPTERS else "All results of this book were last"
+    assert said.startswith(f"{lead} verified with {versions()}")
     assert said.endswith(f". Run this page alone: make check CHAPTER={name}") is (name in CHAPTERS)

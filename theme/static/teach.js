@@ -1,29 +1,35 @@
-// Predict, then reveal: outputs and At a glance stay hidden until the reader reveals each. `?teach` in an address turns this on.
+// Predict, then reveal: outputs and At a glance are hidden, and a button before each shows it, and hides it again. `?teach` in an
+// address turns this on. The switch also appears on pages without outputs, whose text would otherwise stay large.
 "use strict";
 
 const teach = document.querySelector("button.teach");
 const answers = [...document.querySelectorAll("section#at-a-glance, article .cell:not(.tag_hide-cell) > .cell_output")];
 
-for (const answer of answers) {
+const reveals = answers.map((answer) => {
   const reveal = document.createElement("button");
+  const [show, hide] = answer.matches("section")
+    ? ["Show the answer", "Hide the answer"]
+    : ["Predict, then show what this gives", "Hide what this gives"];
   reveal.type = "button";
   reveal.className = "reveal";
-  reveal.textContent = answer.matches("section") ? "Show the answer" : "Predict, then show what this gives";
-  reveal.addEventListener("click", () => {
-    answer.classList.add("shown");
-    answer.tabIndex = -1;
-    answer.focus({ preventScroll: true });
-  });
   answer.before(reveal);
-}
+
+  function set(shown) {
+    answer.classList.toggle("shown", shown);
+    reveal.setAttribute("aria-expanded", shown);
+    reveal.textContent = shown ? hide : show;
+  }
+  reveal.addEventListener("click", () => set(!answer.classList.contains("shown")));
+  return set;
+});
 
 function switchTo(on) {
   root.classList.toggle("teach", on);
   teach.setAttribute("aria-pressed", on);
-  for (const answer of answers) answer.classList.remove("shown");
+  for (const set of reveals) set(false);
 }
 
-if (answers.length) {
+if (answers.length || root.classList.contains("teach")) {
   teach.hidden = false;
   switchTo(root.classList.contains("teach"));
   teach.addEventListener("click", () => {

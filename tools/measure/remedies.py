@@ -1,4 +1,4 @@
-"""The cost of each remedy on the page *Every remedy, compared*: the time of its program, compared with plain PyTorch.
+"""The cost of each remedy on the page *Every remedy for a NaN gradient*: its time, compared with plain PyTorch.
 
 The programs are those of the page, with a longer `x`: its two elements are repeated. With two elements, the time would
 be only the time of calling functions. Therefore only cases are measured whose code works for any number of elements.

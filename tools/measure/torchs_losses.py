@@ -48,6 +48,7 @@ def inputs() -> dict[str, Tensor]:
         "padded": torch.tensor([0, -100, 1, 2]),
         "speech": model(torch.randn(8, 2, 5)),
         "letters": torch.tensor([[1, 2, 3], [2, 3, 4]]),
+        "sets": torch.tensor([[0, 2, -1], [1, -1, -1], [2, 0, 1], [-1, -1, -1]]),
     }
 
 
@@ -86,10 +87,23 @@ _DISTRIBUTIONS = {
     "RelaxedBernoulli(torch.tensor(0.5), logits=x)": ("", "q"),
     "RelaxedOneHotCategorical(torch.tensor(0.5), logits=a)": ("", "d"),
     "GeneralizedPareto(x, s, u)": ("", "w + x"),
+    "Uniform(x, x + s)": ("Uniform(x - t, x + s + t)", "x + q * s"),
+    "Independent(Normal(a, rows), 1)": ("Independent(Normal(b, rows + 1), 1)", "c"),
+    "LowRankMultivariateNormal(a, b[..., None], rows)": ("LowRankMultivariateNormal(b, a[..., None], rows + 1)", "c"),
+    "MixtureSameFamily(Categorical(logits=a), Normal(b, rows))": ("", "c[:, 0]"),
+    "TransformedDistribution(Normal(x, s), [TanhTransform()])": ("", "q * 2 - 1"),
+    "LKJCholesky(3, s[:4])": ("", "F.normalize(torch.eye(3) + d[..., None].expand(4, 3, 3).tril(-1), dim=-1)"),
+    "Wishart(s[:4] + 2, torch.diag_embed(rows))": (
+        "Wishart(t[:4] + 2, torch.diag_embed(rows + 1))",
+        "torch.diag_embed(d)",
+    ),
 }
 """By distribution: another one of the same kind, and a value that it may have."""
 
-_NO_ENTROPY = ("VonMises", "Poisson", "FisherSnedecor", "NegativeBinomial", "Binomial", "Relaxed")
+_NO_ENTROPY = (
+    *("VonMises", "Poisson", "FisherSnedecor", "NegativeBinomial", "Binomial", "Relaxed"),
+    *("LKJCholesky", "MixtureSameFamily", "TransformedDistribution"),
+)
 
 
 def _of_distributions() -> dict[str, str]:
@@ -127,9 +141,11 @@ LOSSES = {
         "kl_div(logp, d, reduction='batchmean')",
         "kl_div(logp, logq, reduction='batchmean', log_target=True)",
         "l1_loss(x, y)",
+        "linear_cross_entropy(a, b, label)",
         "margin_ranking_loss(x, z, sign)",
         "mse_loss(x, y)",
         "multi_margin_loss(a, label)",
+        "multilabel_margin_loss(a, sets)",
         "multilabel_soft_margin_loss(x, binary)",
         "nll_loss(logp, label)",
         "pairwise_distance(a, b)",
@@ -138,7 +154,9 @@ LOSSES = {
         "smooth_l1_loss(x, y)",
         "soft_margin_loss(x, sign)",
         "triplet_margin_loss(a, b, c)",
+        "triplet_margin_with_distance_loss(a, b, c)",
     )
+    if hasattr(F, each.partition("(")[0])  # older releases lack linear_cross_entropy
 } | _of_distributions()
 """The code of each loss, by name."""
 

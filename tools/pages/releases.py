@@ -13,9 +13,6 @@ from ..project import MAIN, read_record
 Link = Callable[[str], str]
 """Gives the address of a page by its name, or the empty text if there is no such page."""
 
-LEAST = 5
-"""How many releases a cell has to span so that its word fits on a phone."""
-
 
 class Column(NamedTuple):
     """One recorded run: its device, its version, and its content."""
@@ -187,9 +184,9 @@ def _cells(table: list[Column], case: str, method: str, link: Link) -> Iterator[
             else:
                 spans.append(([column], state, changed))
         for number, (span, state, changed) in enumerate(spans):
-            kind = " ".join(["zn-changed"] * bool(number) + ["zn-short"] * (len(span) < LEAST))
+            kind = ' class="zn-changed"' if number else ""
             delta = _delta(span[0], changed, link) if changed else ""
-            yield f'<td colspan="{len(span)}" class="{kind}">{_word(state.word)}{delta}</td>'
+            yield f'<td colspan="{len(span)}"{kind}><div>{_word(state.word)}{delta}</div></td>'
 
 
 def _state(run: Column, case: str, method: str) -> State:

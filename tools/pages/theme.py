@@ -93,7 +93,6 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "contents": _contents(context),
         "description": description,
         "has_backward": "data-backward" in body,
-        "has_cells": "cell_output" in body,
         "has_control": "data-control=" in body,
         "has_filter": any(f'class="{listed}' in body for listed in ("zn-point", "zn-nodes", "py ")),
         "has_paste": 'class="paste"' in body,
@@ -201,11 +200,8 @@ def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
 
 
 def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
-    """The commit that a page is made from, and its date.
-
-    For a page with code also the versions, and the command that runs the page.
-    """
-    made: dict[str, Any] = {}
+    """The versions, the commit that a page is made from and its date; for a page with code the command that runs it."""
+    made: dict[str, Any] = {"versions": versions()}
     if at := app.config.zero_or_nan_origin:
         found = Repository(*at)
         made["commit"], made["date"] = found.commit[:10], found.date
@@ -213,7 +209,6 @@ def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
         made["changed"] = found.changed
     chapter = project.root / f"{name}.md"
     if chapter in project.chapters:
-        made["versions"] = versions()
         made["command"] = f"make check CHAPTER={chapter.stem}"
     return made
 

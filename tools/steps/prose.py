@@ -6,8 +6,8 @@ is drawn from records. It must be in the same section of the page, from one head
 at least `LONG` digits, anywhere in the page. The two must be equal to the digits that the prose has: 3.9012 is found
 in 3.90123, and 19 % in 0.19. A whole number is found only in the same number.
 
-Front matter is no prose. `_FREE` lists the numbers that need no source. Whole numbers below `COUNTED` are words for
-counting, as in *two rows* or *8 × NaN*. Numbers in words are not looked for.
+Front matter and labels are no prose. `_FREE` lists the numbers that need no source. Whole numbers below `COUNTED` are
+words for counting, as in *two rows* or *8 × NaN*. Numbers in words are not looked for.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ LONG = 3
 
 _BLOCKS = MarkdownIt("commonmark").enable("table").use(deflist_plugin)
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
+_LABEL = re.compile(r"^\([^()\s]+\)=$", re.MULTILINE)
 _CODE_SPAN = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 _ADDRESS = re.compile(r"\]\(([^)]*)\)|https?://\S+")
 _RELEASE = r"\d+(?:\.\d+)+"
@@ -75,7 +76,7 @@ def unfound(project: Project, page: Path, notebook: Notebook | None = None) -> l
 
 def _sections(text: str, shown: Iterator[str]) -> list[_Section]:
     """The sections of a page. `shown` has a text for each code cell."""
-    text = _FRONT_MATTER.sub(lambda front: "\n" * front[0].count("\n"), text)
+    text = _LABEL.sub("", _FRONT_MATTER.sub(lambda front: "\n" * front[0].count("\n"), text))
     sections: list[_Section] = [([], [], [])]
     quotes = 0
     for block in _BLOCKS.parse(text):

@@ -17,6 +17,7 @@ from ..picture import PAGE, is_outdated
 from ..project import Project
 from .addresses import lost_addresses
 from .collect import ChapterRun
+from .controls import wrong_controls
 from .outputs import visible
 
 _AREA = '<div class="cell_output docutils container">'
@@ -32,7 +33,7 @@ _MOST = 10
 
 
 def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
-    """A text for each kind of fault that the rendered pages have: outputs that are missing, and links to nowhere."""
+    """A text for each kind of fault that the rendered pages have: missing outputs, links to nowhere, wrong controls."""
     files = {path: project.site / path for path in (*map(project.path, project.names), *_GENERATED)}
     pages = {path: file.read_text(encoding="utf-8") if file.is_file() else "" for path, file in files.items()}
     absent = [
@@ -59,7 +60,7 @@ def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
             f"{project.picture} is not the picture that was taken of the verdict on {PAGE}. Run `make picture`, and "
             "then this command again"
         )
-    return found
+    return found + wrong_controls(project.root / "theme" / "static" / "control.js", pages.values())
 
 
 def missing(notebook: Mapping[str, Any], page: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import runpy
 import sys
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="The exit status is 1 if a NaN or an infinity reached the loss or a gradient, or if the script failed.\n"
         "Otherwise it is the script's own.\n\nexample:\n  python -m zero_or_nan.explain --stop train.py --epochs 1",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON, after the script's output")
+    parser.add_argument("--json", action="store_true", help="print the report, or what a search has found, as JSON")
     parser.add_argument("--stop", action="store_true", help="end the script with the first bad backward pass")
     parser.add_argument(
         "--probe", action="store_true", help="search the loss of the first step for a NaN, and end the script there"
@@ -67,11 +68,18 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         with contextlib.suppress(NotFiniteError):
             watch.__exit__(*sys.exc_info())
-    sys.stdout.flush()
-    print(report.to_json() if options.json else report, flush=True)
+    _print(report.to_json() if options.json else str(report))
     if interrupted is not None:
         raise interrupted.with_traceback(_of_the_script(interrupted.__traceback__))
     return status or int(not report.ok)
+
+
+def _print(text: str) -> None:
+    """Print the report after what the script has printed. The script may have closed its output."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stdout.flush()
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -87,7 +95,9 @@ def _probed(options: argparse.Namespace) -> int:
         with Losses(options.seconds):
             _run(options)
     except FirstStep as step:
-        for name, report in step.reports.items():
+        if options.json:
+            print(json.dumps({name: report.to_dict() for name, report in step.reports.items()}, indent=2), flush=True)
+        for name, report in step.reports.items() if not options.json else ():
             print(f"{name}: {report}", flush=True)
         if not step.reports:
             print(NO_FUNCTION, file=sys.stderr)

@@ -19,8 +19,9 @@ class explain:  # noqa: N801
 
     If the graph holds a number that could contaminate the gradient, `ignoring` first runs the backward pass one extra
     time. This extra pass does not run the hooks of leaves, or hooks that were registered in the block. Three kinds of
-    code run twice: hooks that were registered inside a graph before the block, code in a checkpoint, and your own
-    `autograd.Function`. What the code in a checkpoint writes into tensors during the extra pass is undone.
+    code run twice: hooks that were registered inside a graph before the block, code in a checkpoint, and an
+    `autograd.Function` that you registered with `ignoring.function`. What the code in a checkpoint writes into tensors
+    during the extra pass is undone. If you did not register your `autograd.Function`, the extra pass is left out.
 
     Until a backward pass ends, `explain` keeps the operands of the last 2,000 calls, at most 256 MB of them. If the
     loss uses the element, the failed formula runs again with them, in several ways, to find one that gives the right

@@ -34,6 +34,7 @@ class Numerics:
         elementwise: whether each element of the gradient depends on the same element of the cotangent. Set it only for
             functions that PyTorch does not call pointwise.
         products: whether the values are sums of products. A derivative then multiplies by the other factor.
+        divides: whether the derivative divides what arrives, where others multiply it by a slope.
         moves: whether each element of the result is an element of the operand.
         keeps_zero: whether the value is 0 if the first operand is.
         kinks: gives the arguments at which the slope jumps, from a node. The slope there is a convention.
@@ -62,6 +63,7 @@ class Numerics:
     inverse: Callable[[float], float] | None = None
     elementwise: bool = False
     products: bool = False
+    divides: bool = False
     moves: bool = False
     keeps_zero: bool = False
     kinks: Callable[[Any], tuple[float | None, ...]] | None = None

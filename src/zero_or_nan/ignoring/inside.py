@@ -62,6 +62,7 @@ from ..masks.watching import is_profiled as is_profiled
 from ..masks.watching import pop_mode as pop_mode
 from ..masks.watching import push_mode as push_mode
 from ..masks.watching import set_recording as set_recording
+from .engine.attach import compiled_autograd_aside as compiled_autograd_aside
 from .engine.attach import home as home
 from .engine.attach import is_captured as is_captured
 from .engine.attach import lead_home as lead_home

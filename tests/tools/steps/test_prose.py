@@ -59,7 +59,7 @@ That is 0.31, and makes 99.
 $ make it 99
 ```
 """
-    assert numbers(tmp_path, f"---\nmyst: 99.9\n---\n# Page\n\n{text}\n") == []
+    assert numbers(tmp_path, f"---\nmyst: 99.9\n---\n# Page\n\n{text}\n(since-77-5)=\n## Next\n") == []
 
 
 def test_a_number_is_named_with_its_line_unless_its_section_has_it_or_it_is_long_and_the_page_has_it(tmp_path):

@@ -33,9 +33,14 @@ def is_true(text):
     """Whether an equation holds; None if the text is none."""
     left, sign, right = re.fullmatch(r"(.*?)(?: ([=<>]) (\S+))?", re.split("[:,;]", text)[0].strip()).groups()
     found = value(left)
-    if found is None or sign is None and math.isfinite(found):  # the product of a slope, which overflows in float32
-        return None
+    if found is None or sign is None and math.isfinite(found) and re.search("[×/]", left):
+        return None  # the product of a slope, which overflows in float32
     if sign is None:
-        return True
+        return not math.isfinite(found)
     said = float(right)
     return {"=": found == said or math.isnan(found) and math.isnan(said), ">": found > said, "<": found < said}[sign]
+
+
+def are_true(operands):
+    """Whether no equation in what an origin prints of its operands is false."""
+    return all(is_true(part) is not False for part in operands.split("; in backward "))

@@ -115,6 +115,25 @@ def weights_from_zero(lr):
     return training(sgd(model, lr), lambda _: (model(x) - x.sum(1, keepdim=True)).square().mean())
 
 
+@run("diverges", lr=1e6, cured_by=1e-4)
+def recurrent_net_at_a_huge_rate(lr):
+    """The first update ends it: in some time steps, the loss ignores what is too large, because of relu."""
+    net, head = nn.RNN(4, 8, nonlinearity="relu", batch_first=True), nn.Linear(8, 1)
+    parameters = [*net.parameters(), *head.parameters()]
+    x = torch.randn(16, 10, 4)
+
+    def step(_):
+        loss = F.mse_loss(head(net(x)[0][:, -1]), x.sum((1, 2))[:, None])
+        loss.backward()
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.sub_(parameter.grad, alpha=lr)
+                parameter.grad = None
+        return loss.item()
+
+    return step
+
+
 # Runs that fail for another reason.
 
 

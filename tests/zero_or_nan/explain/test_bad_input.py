@@ -45,6 +45,16 @@ def test_an_infinity_is_told_of_beside_data():
     assert [origin.operands for origin in report] == ["-inf in infinite", "nan in missing"]
 
 
+def test_two_masks_that_meet_in_logaddexp_are_undefined_there():
+    """As in logsumexp: a -inf of the program leaves an element out. Where both are left out, nothing is left."""
+    meeting = torch.tensor([-inf, 0.0, -inf])
+    masked = torch.tensor([True, True, False])
+    report = report_of(lambda: torch.logaddexp(leaf(1.0, 1.0, 1.0).masked_fill(masked, -inf), meeting).sum().backward())
+    (origin,) = report
+    assert (origin.kind, origin.operands, origin.entries) == ("undefined", "logaddexp(-inf, -inf) = -inf", [(0,)])
+    assert origin.chapter.endswith("atlas.html#softmax-and-infinite-scores")
+
+
 ELEMENTWISE = {
     **{name: getattr(torch, name) for name in "atanh lgamma logit".split()},
     "remainder": lambda x: x % torch.tensor([0.0, 1.0, 1.0]),

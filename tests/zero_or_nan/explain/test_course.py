@@ -48,6 +48,11 @@ def test_what_diverges_is_called_so_and_nothing_else(run):
             if not report.ok:
                 break
     assert said(report) == run.expected
+    for each in (report, failed(run)):
+        if each.cause:
+            (origin,) = each
+            assert "written above" in origin.remedy and each.cause.endswith("divergence.html#what-to-do")
+            assert origin.chapter in each._repr_html_().partition("born in")[0].partition("to do")[0]
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run.expected != "no"], ids=lambda run: run.name)

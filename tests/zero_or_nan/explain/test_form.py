@@ -18,7 +18,7 @@ from zero_or_nan.explain.program.code import printable
 from zero_or_nan.explain.report.report import place
 
 FIELDS = """phase operator filename line source module entries count shape dtype device operands kind reached path fixed
-    remedy replaces exact chapter times rank is_sure tie"""
+    remedy replaces remedies exact chapter times rank is_sure tie"""
 
 
 @pytest.fixture
@@ -51,6 +51,24 @@ def test_the_error_has_the_report():
 
 def test_a_report_can_be_pickled_before_it_was_read(report):
     assert pickle.loads(pickle.dumps(report)).to_dict() == report.to_dict()
+
+
+def test_each_remedy_of_a_report_is_a_dict_with_the_numbers_that_it_gave():
+    def remedies(loss_of, *numbers):
+        x = torch.tensor(numbers, requires_grad=True)
+        (origin,) = report_of(lambda: loss_of(x).sum().backward()).to_dict()["origins"]
+        assert all(sorted(each) == ["code", "replaces", "tried"] for each in origin["remedies"])
+        return origin["remedies"]
+
+    first, *others = remedies(lambda x: x.sqrt(), 0.0, 100.0)
+    assert "torch.where(x == 0" in first["code"] and "#" not in first["code"]
+    choice = {"value": 0.0, "gradient": 0.0, "is_exact": False}
+    assert choice.items() < first["tried"].items() and first["tried"]["choice"]
+    assert all(other["tried"]["choice"] for other in others)
+    (exact,) = remedies(lambda x: x.softmax(0).log(), 0.0, 200.0)
+    assert exact["tried"] == {"value": -200.0, "gradient": 1.0, "is_exact": True, "choice": ""}
+    (advice,) = remedies(lambda x: x + x.new_tensor([1.0, float("nan")]), 0.0, 200.0)
+    assert advice["tried"] is None and advice["replaces"] is None and "x" in advice["code"]
 
 
 def test_a_cell_and_a_file_are_called_as_a_reader_knows_them(report, monkeypatch, tmp_path):

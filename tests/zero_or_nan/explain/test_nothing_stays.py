@@ -226,20 +226,52 @@ def test_a_generator_that_suspends_inside():
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_model_is_not_kept():
-    """The compiler compiles no function of ours: a compiled function lives as long as the process."""
-    frames = torch._dynamo.utils.counters["frames"]
-    before = frames["total"]
+def test_the_compiler_compiles_no_function_of_ours():
+    """A compiled function lives as long as the process, with what it has in hand: the watch, and the user's model."""
+    counts = torch._dynamo.utils.counters
 
-    def run():
+    def run(watched):
+        torch.compiler.reset()
+        counts.clear()
         model = nn.Linear(4, 8)
+        model.register_full_backward_hook(lambda *gradients: None)
+        model.weight.register_hook(lambda gradient: None)
         compiled = torch.compile(model, backend="eager")
-        report_of(lambda: compiled(torch.ones(5, 4)).sum().backward())
-        return weakref.ref(model)
+        watched(lambda: compiled(torch.ones(5, 4, requires_grad=True)).sum().backward())
+        return counts["frames"]["total"], weakref.ref(model)
 
-    kept = run()
+    plain, _ = run(lambda step: step())
+    frames, kept = run(report_of)
     gc.collect()
-    assert frames["total"] == before + 1 and kept() is None
+    assert frames == plain and kept() is None
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_pass_beside_compiled_autograd():
+    """It would compile our hooks, and fail where the user allows no break in a graph."""
+    x = torch.zeros(2, requires_grad=True)
+
+    def step():
+        compiler = torch.compile(backend="eager", fullgraph=True)
+        with torch._dynamo.compiled_autograd._enable(compiler):
+            x.sqrt().sum().backward()
+
+    report = report_of(step)
+    assert [origin.operator for origin in report] == ["sqrt"] and x.grad.isinf().all()
+
+
+class Proxy:
+    """As of Flask's request outside of a request."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("working outside of a request")
+
+
+def test_a_proxy_among_the_variables_is_not_asked():
+    x = torch.zeros(2, requires_grad=True)
+    report = report_of(lambda: exec("x.sqrt().sum().backward()", {"x": x, "request": Proxy()}))
+    assert [origin.operator for origin in report] == ["sqrt"]
 
 
 def test_no_tensor_is_kept():

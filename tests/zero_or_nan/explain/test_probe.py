@@ -1,7 +1,9 @@
 """`explain.probe`: which lines of a loss can fail, on which nearest input, and that it leaves nothing behind."""
 
+import json
 import os
 import random
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -14,12 +16,14 @@ import torch
 import torch.nn.functional as F
 from scratch import ROOT
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tools.measure.corpora import programs, variables
 from tools.measure.probe import FILE
 from zero_or_nan import explain
 from zero_or_nan.explain.__main__ import main
-from zero_or_nan.explain.probe import probing
+from zero_or_nan.explain.probe import loss as of_losses
+from zero_or_nan.explain.probe import probing, progress
 from zero_or_nan.explain.probe.candidates import kind_of
 
 OWN = {program.name: program for program in programs(ROOT / FILE) if program.part == "own"}
@@ -295,6 +299,67 @@ def test_what_was_found_when_the_time_is_up_is_kept_with_the_input_that_it_was_f
     ]
 
 
+@pytest.mark.parametrize(("seconds", "is_terminal", "words"), [(60, True, "60"), (60, False, "60"), (1.5, True, "")])
+def test_a_long_search_says_how_long_it_takes_and_counts_on_a_terminal(
+    monkeypatch, capsys, seconds, is_terminal, words
+):
+    now = [0.0]
+    for module in (probing, progress, of_losses):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+
+    def takes_half_a_second(p):
+        now[0] += 0.5
+        return p.square().mean()
+
+    report = explain.probe(takes_half_a_second, torch.rand(8, 3, requires_grad=True), seconds=seconds)
+    said = capsys.readouterr().err
+    assert report.ok and bool(said) == bool(words)
+    if words:
+        first, _, counted = said.partition("\n")
+        said = r"explain.probe tries about (\d+) inputs, which takes about (\d+) seconds"
+        count, total = re.fullmatch(said, first).groups()
+        assert int(count) / 2 == pytest.approx(int(total), abs=3)
+        assert ("\r3 inputs tried" in counted) == is_terminal and counted.endswith("\r\033[K" * is_terminal)
+
+
+def test_a_slow_loss_is_tried_on_large_numbers_first(monkeypatch):
+    now = [0.0]
+    for module in (probing, progress, of_losses):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def takes_a_second(x, target):
+        now[0] += 1
+        return -(target * x.softmax(1).log()).sum(1).mean()
+
+    x = torch.tensor([[1.0, -1.0, 0.5], [0.0, 2.0, -3.0]], requires_grad=True)
+    (finding,) = explain.probe(takes_a_second, x, torch.eye(3)[:2], seconds=8).findings
+    assert finding.function == "log" and "times as large" in finding.distance
+
+
+def test_the_parameters_of_a_large_model_are_not_copied(monkeypatch):
+    monkeypatch.setattr(of_losses, "MOST_WIDENED", 0)
+    torch.manual_seed(0)
+    model, x, target = nn.Linear(3, 400), torch.randn(2, 3), torch.eye(400)[:2]
+    made = []
+
+    class Large(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.shape == model.weight.shape:
+                made.append((func, result.dtype))
+            return result
+
+    def loss_fn(x, target):
+        with Large():
+            return -(target * model(x).softmax(1).log()).sum(1).mean()
+
+    with Large():
+        (finding,) = explain.probe(loss_fn, x, target).findings
+    assert int(re.findall(r"\d+", finding.distance)[0]) > 10  # float64 says that a number was lost on the way
+    assert torch.float64 not in {dtype for _, dtype in made}
+
+
 @pytest.mark.parametrize("returned", ["dict", "tuple", "rows"])
 def test_the_loss_is_read_from_what_a_function_returns(returned):
     def loss_fn(x, options):
@@ -323,12 +388,32 @@ print("trained")
 """
 
 
+TOP = """
+import torch, torch.nn.functional as F
+step = lambda loss: loss.backward()
+model, loss_fn, total = torch.nn.Linear(3, 4), torch.nn.L1Loss(), 0.0
+for number in range(2):
+    x, y = torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.3, -0.7]]), torch.eye(4)[[0, 1]]
+    out = model(x)
+    total += float(out.detach().sum())
+    loss = -(y * out.softmax(1).log()).sum(1).mean() + 0 * loss_fn(out, y)
+    loss.backward()
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "status", "said"),
     [
         (SCRIPT, 1, ["step: one line can fail", "train.py:5"]),
         (SCRIPT.replace("eps=0.0", "eps=1e-6"), 0, ["step: nothing was found"]),
-        ("import torch\ntorch.ones(2, requires_grad=True).sum().backward()", 1, ["write the loss as a function"]),
+        (TOP, 1, ["the loss: one line can fail", "train.py:9", "def loss_fn_(x, y):", "F.log_softmax(out, dim=1)"]),
+        (TOP.replace("loss.backward()", "(loss * 2 + out.square().mean()).backward()"), 1, ["train.py:9"]),
+        (TOP.replace("    loss.backward()", "    step(loss)"), 1, ["train.py:9"]),
+        (
+            "import torch\nexec('torch.ones(2, requires_grad=True).sum().backward()')",
+            1,
+            ["Write the loss as a function"],
+        ),
         ("print(1)", 1, ["ran no backward pass"]),
     ],
 )
@@ -341,12 +426,28 @@ def test_the_command_searches_the_first_step_of_a_script(source, status, said, t
     assert all(words in printed for words in said) and "loss_fn:" not in printed and "trained" not in printed
 
 
+def test_the_command_prints_what_a_search_has_found_as_json(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["--probe", "--json", str(tmp_path / "train.py")]) == 1
+    report = json.loads(capsys.readouterr().out)["step"]
+    assert sorted(report) == ["findings", "notes", "ok", "runs", "searched", "seconds"]
+    (finding,) = report["findings"]
+    assert sorted(finding) == sorted(
+        "bad_gradients distance file function kind line loss origin remedy source test".split()
+    )
+    assert (finding["function"], finding["line"], finding["loss"]) == ("log", 5, "nan")
+    assert finding["bad_gradients"] == ["weight", "bias"]
+    assert finding["origin"]["remedies"][0].keys() == {"code", "replaces", "tried"}
+
+
 MARKED = """
-import pytest, torch
+import sys, pytest, torch
 
 @pytest.mark.zero_or_nan(seconds=20)
 def test_bad(tmp_path):
-    return lambda p: p.log().mean(), torch.rand(3, requires_grad=True)
+    return lambda p: p.log().mean() + 0 * sys.stderr.write("un" + "seen"), torch.rand(3, requires_grad=True)
 
 @pytest.mark.zero_or_nan
 def test_good():
@@ -369,5 +470,5 @@ def test_a_marked_test_fails_if_its_loss_can_and_the_plugin_imports_pytest_only(
     path = {"PYTHONPATH": str(Path(explain.__init__.__code__.co_filename).parents[2])}
     command = [sys.executable, "-m", "pytest", "--strict-markers", "test_losses.py"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **path})
-    assert "2 failed, 2 passed" in done.stdout, done.stdout
+    assert "2 failed, 2 passed" in done.stdout and "unseen" not in done.stdout, done.stdout
     assert "if the element [0] of p is 0" in done.stdout and "return loss_fn, x, y" in done.stdout

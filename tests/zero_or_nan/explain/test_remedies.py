@@ -22,16 +22,20 @@ from scratch import ROOT
 from tensors import leaf
 from torch import nn
 
+from helpers.atlas import measure
+from helpers.points import POINTS
 from zero_or_nan import ignoring
 from zero_or_nan.explain.report.remedies import (
     _IGNORE,
     _IGNORE_AND,
     _IGNORE_GRAD,
+    CONTAMINATED,
     PAGES,
     REMEDIES,
     remedy,
 )
-from zero_or_nan.functions.numerics import NUMERICS
+from zero_or_nan.functions.numerics import NUMERICS, numerics_of
+from zero_or_nan.functions.rewrites import REWRITES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 
@@ -44,12 +48,22 @@ def statements(code):
     return [ast.unparse(statement) for statement in ast.parse(code).body]
 
 
+def anchor_of(heading):
+    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+
+
 @functools.cache
-def anchors(page):
-    """The anchors of the headings of a page."""
+def sections(page):
+    """By anchor, the text of each section of a page, with the sections in it. The atlas writes its points itself."""
     text = (ROOT / "chapters" / f"{page}.md").read_text(encoding="utf-8")
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", text), flags=re.MULTILINE)
-    return [re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") for heading in headings]
+    text = re.sub(r"(?ms)^```.*?^```$", lambda block: block[0].replace("\n#", "\n #"), text)
+    found = {}
+    for heading in re.finditer(r"(?m)^(#+) (.*)$", text):
+        end = re.compile(rf"(?m)^#{{1,{len(heading[1])}}} ").search(text, heading.end())
+        points = POINTS.get(heading[2], ()) if page == "atlas" else ()
+        body = text[heading.start() : end and end.start()]
+        found[anchor_of(heading[2])] = "\n".join([body, *(f"{point.name}: {point.code}" for point in points)])
+    return found
 
 
 def test_every_remedy_fits_a_notebook_and_leads_to_a_section_that_is_there():
@@ -58,7 +72,44 @@ def test_every_remedy_fits_a_notebook_and_leads_to_a_section_that_is_there():
         is_rewrite = code.startswith("# the numbers of this call")
         assert is_rewrite or all(len(line) <= 78 for line in code.splitlines()), code
         page, _, anchor = address.removeprefix(PAGES).partition(".html#")
-        assert anchor in anchors(page), (kind, operator)
+        assert anchor in sections(page), (kind, operator)
+
+
+GENERAL = "undefined#what-to-do", f"{CONTAMINATED}#what-to-do"
+OF_CAUSE = {  # what a section says that does not name the function, but a relative of it, or the cause
+    "log2 log10 log1p logit": "log",
+    "atanh erfinv": "acos",
+    "layer_norm rms_norm group_norm instance_norm batch_norm _weight_norm": "norm",
+    "multi_head_attention_forward": "attention",
+    "matmul sub": "rows",
+    "a complex power": "**",
+    "a mean of nothing": "mean",
+    "a mean by weights of 0": "ignored",
+    "a spread of nothing": "one element",
+}
+CAUSES = {
+    name: cause for names, cause in OF_CAUSE.items() for name in ([names] if names[:2] == "a " else names.split())
+}
+
+
+@pytest.mark.parametrize("kind", ["undefined", "contaminated"])
+def test_a_section_that_is_not_general_names_the_function_or_its_cause(kind):
+    for name in [*NUMERICS, *REWRITES, *(operator for of_kind, operator in REMEDIES if of_kind == kind and operator)]:
+        page, _, anchor = remedy(kind, name, "float32", True)[1].removeprefix(PAGES).partition(".html#")
+        if f"{page}#{anchor}" in GENERAL or name in ("a derivative", "outside of the domain"):
+            continue
+        text = sections(page)[anchor] if kind == "undefined" else "".join(sections(page).values())
+        known = numerics_of(name)
+        names = [name, known.name, known.like, *(each for each, same in NUMERICS.items() if same is known)]
+        words = [re.sub("^(linalg|special)_", "", each.strip("_")) for each in names if each]
+        words += [CAUSES[each] for each in names if each in CAUSES]
+        assert any(re.search(rf"(?<![a-z_]){re.escape(word)}", text) for word in words), (name, page, anchor)
+
+
+@pytest.mark.parametrize("point", [each for group in POINTS.values() for each in group], ids=lambda point: point.name)
+def test_a_point_of_the_atlas_is_linked_there_or_where_more_is_said(point):
+    report = report_of(lambda: measure(point.code, point.at, point.given))
+    assert not [origin for origin in report if "undefined.html#what-to-do" in origin.chapter]
 
 
 @dataclass

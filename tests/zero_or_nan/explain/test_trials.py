@@ -200,6 +200,10 @@ GAPS = {  # lines with a target y that has NaN, the line that is written, and th
         "class Own:\n    loss = torch.nn.HuberLoss()\nloss = Own.loss(x * 1, y.view(4))",
         "loss = Own.loss((x * 1)[known], target[known])", "((p - y) ** 2 / 2).mean()",
     ),
+    "a number of elements that stays": (
+        "loss = ((p - y) ** 2).sum() / len(y)", "loss = ((p[known] - y[known]) ** 2).sum() / len(y)",
+        "((p - y) ** 2).sum() / 4",
+    ),
     "classes": (
         "y = torch.stack([y, 1 - y], 1)\nq = torch.stack([p, -p], 1)\nloss = F.cross_entropy(q, y)",
         "loss = F.cross_entropy(q[known], y[known])",
@@ -225,6 +229,57 @@ def test_a_target_with_gaps_is_compared_where_it_is_known(first, tmp_path, name)
     names = pasted(tmp_path / "program.py", origin)
     torch.testing.assert_close(names["x"].grad, reference["x"].grad)
     assert f"value {number(names['loss'].item())}," in origin.remedy, "it is the loss that was tried"
+
+
+WITHOUT_GRADIENT = "e = (torch.where(y.isnan(), p.detach(), p) - y) ** 2"
+DROPPED = {  # lines that drop the NaN of y after the comparison, and the line that is written
+    "selected in its line": (
+        "loss = F.mse_loss(p, y.view(4), reduction='none')[~y.isnan()].sum() / len(y)",
+        "loss = F.mse_loss(p[known], target[known], reduction='none').sum() / len(y)",
+    ),
+    "a mean of what is no NaN": ("loss = ((p - y) ** 2).nanmean()", "loss = ((p[known] - y[known]) ** 2).nanmean()"),
+    "with weights": (
+        "w = torch.arange(4.0)\nloss = (w * (p - y) ** 2).nansum()",
+        "loss = (w[known] * (p[known] - y[known]) ** 2).nansum()",
+    ),
+    "selected later": ("e = (p - y) ** 2\nloss = e[~y.isnan()].mean()", WITHOUT_GRADIENT),
+    "selected later, by the errors": ("e = (p - y) ** 2\nloss = e[~e.isnan()].mean()", WITHOUT_GRADIENT),
+    "counted later": ("e = (p - y) ** 2\nloss = e.nansum() / (~e.isnan()).sum()", WITHOUT_GRADIENT),
+    "with a number of all": ("e = (p - y) ** 2\nloss = e.nansum() / len(e)", WITHOUT_GRADIENT),
+    "counted as 0": (
+        "loss = F.mse_loss(p, y, reduction='none').nan_to_num(0).mean()",
+        "loss = F.mse_loss(torch.where(y.isnan(), p.detach(), p), y, reduction='none').nan_to_num(0).mean()",
+    ),
+    "with weights and a number of all": (
+        "w = torch.arange(4.0)\nloss = (w * (p - y) ** 2).nansum() / len(y)",
+        "loss = (w * (torch.where(y.isnan(), p.detach(), p) - y) ** 2).nansum() / len(y)",
+    ),
+    "the mean of all": (
+        "loss = torch.where(y.isnan(), 0, (p - y) ** 2).mean()",
+        "loss = torch.where(y.isnan(), 0, (p - torch.where(y.isnan(), 0, y)) ** 2).mean()",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_a_target_whose_gaps_are_dropped_later_is_compared_without_them(first, tmp_path, name):
+    """The line that is written comes first, gives the loss of the program, and the gradient that `ignoring` gives."""
+    source, line = DROPPED[name]
+    origin = first(f"{PREDICTED}{source}\nloss.backward()\n")
+    assert origin.kind == "contaminated" and origin.remedy.index(f"\n{line}\n") < origin.remedy.index("ignoring")
+    assert "two-penguins" in origin.chapter
+    reference = {}
+    exec(f"{HEAD}{PREDICTED}{source}\nfrom zero_or_nan import ignoring\nignoring.backward(loss)", reference)
+    names = pasted(tmp_path / "program.py", origin)
+    torch.testing.assert_close([names["loss"], names["x"].grad], [reference["loss"], reference["x"].grad])
+
+
+def test_gaps_that_reach_more_than_the_prediction_need_ignoring(first):
+    """The gradient of s is 0 × NaN, too, and to leave the gaps out is another mean."""
+    s = "s = torch.ones((), requires_grad=True)\n"
+    origin = first(f"{PREDICTED}{s}loss = (s * (p - y) ** 2).nan_to_num(0).mean()\nloss.backward()\n")
+    assert origin.kind == "contaminated" and origin.remedy.startswith("from zero_or_nan") and origin.replaces is None
+    assert "two-penguins" in origin.chapter
 
 
 NO_GAPS = {

@@ -180,8 +180,8 @@ FSDP2 = pytest.mark.setup(
     "It works no matter which process has the bad rows, also with checkpointing.",
 )  # fmt: skip
 GATHERED = (
-    "All processes of the mesh call it together. On a bad batch each gathers what a derivative needs, whole: "
-    "memory for a layer."
+    "All processes of the mesh must call it together. On a bad batch, each process gathers the whole tensors that a "
+    "derivative needs, so it needs memory for a layer."
 )
 TENSOR_PARALLEL = pytest.mark.setup(
     "Tensor parallelism", "parallelize_module(model, mesh, plan)\nignoring.backward(loss)", GATHERED

@@ -48,7 +48,7 @@ def test_a_compiled_model(ignoring, rows, unmarked, backend):
     "A compiled model, with a selection inside of the region",
     "ignoring.follow_compiled()\nloss_of_rows = torch.compile(loss_of)\nloss = loss_of_rows(model, rows)\n"
     "ignoring.backward(loss)",
-    "With `follow_compiled`, inductor keeps what the zeros of its graphs mean. Older releases warn.",
+    "With `follow_compiled`, inductor's graph still shows which zeros come from a selection. Older releases warn.",
 )
 @compared()
 def test_a_compiled_selection(ignoring, rows, unmarked, backend):
@@ -114,7 +114,7 @@ class Squared(torch.autograd.Function):
     "Your own `autograd.Function`",
     "squares = Squared.apply(model(rows))\nloss = torch.where(used, squares, 0.0).sum()\nignoring.backward(loss)",
     "`ignoring` warns if it can't follow your function, for example if its backward uses NumPy, `data_ptr`, `out=`, a "
-    "kernel without a rule, or another pass.",
+    "kernel without a rule, or runs a backward pass itself.",
 )
 @compared()
 def test_a_function_of_ones_own(ignoring, rows):
@@ -143,7 +143,7 @@ def test_a_function_of_ones_own_behind_a_selection(ignoring, rows):
 
 
 @pytest.mark.setup(
-    "Your own `autograd.Function` with a record",
+    "Your own `autograd.Function`, registered",
     "ignoring.function(Squared)\nignoring.backward(loss)",
     "Call `ignoring.function` once. Then `ignoring` follows your function, as it follows PyTorch's own.",
 )

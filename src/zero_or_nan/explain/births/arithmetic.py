@@ -124,11 +124,25 @@ def number(value: float) -> str:
     >>> number(100.0), number(-0.0), number(3.4028234663852886e38), number(float("-inf"))
     ('100', '-0', '3.40282e38', '-inf')
     """
+    return _in_digits(value, 6)
+
+
+def operand(value: float) -> str:
+    """The same of an operand, with the digits that tell it from 1, where a domain may end.
+
+    >>> operand(1.0), operand(1.0000001), operand(0.25)
+    ('1', '1.0000001', '0.25')
+    """
+    texts = (_in_digits(value, digits) for digits in range(6, 18))
+    return next(text for text in texts if text.lstrip("-") != "1" or abs(value) == 1)
+
+
+def _in_digits(value: float, digits: int) -> str:
     if isinstance(value, complex):
-        return f"({value:.6g})"
+        return f"({value:.{digits}g})"
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
-    return re.sub(r"e\+?(-?)0?", r"e\1", f"{value:.6g}")
+    return re.sub(r"e\+?(-?)0?", r"e\1", f"{value:.{digits}g}")
 
 
 def limit(dtype: torch.dtype) -> str:
@@ -185,7 +199,7 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
         values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
         is_scaled = known.written_scaled and len(values) > known.written.count("{")
         pattern = known.written_scaled if is_scaled else known.written
-        texts = [number(value) for value in values]
+        texts = [operand(value) for value in values]
         if known.name == "pow" and texts[0].startswith("-"):
             texts[0] = f"({texts[0]})"
         try:
@@ -250,18 +264,20 @@ def _said(names: str) -> Callable[[Any], Any]:
 
 @_said("mm addmm bmm mv dot vdot")
 def _product(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
-    """The first product that is not finite, of those that are added up to the element."""
-    left, right = tensors_in(operands)[-2:]
+    """The first product that makes the element what it is, of those that are added up to it."""
+    (*added, left, right), result = tensors_in(operands), out[index]
     if left.dim() == 3:
         left, right, index = left[index[0]], right[index[0]], index[1:]
     left = left[index[0]] if left.dim() == 2 else left
     right = right[:, index[1]] if right.dim() == 2 else right
     products = left * right
-    bad = ~torch.isfinite(products)
-    if not bad.any():
-        return f"the sum of {len(products)} products"
-    at = int(bad.nonzero()[0])
-    return f"{number(left[at].item())} × {number(right[at].item())}, one of {len(products)} products that are added"
+    count = f"{len(products)} product{'s' * (len(products) != 1)}"
+    bad = products.isnan() if result.isnan() else products == result
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        return f"{number(left[at].item())} × {number(right[at].item())}, one of {count} that are added"
+    count += " and another number" * len(added)
+    return f"inf − inf, in a sum of {count}" if result.isnan() else f"the sum of {count}"
 
 
 @_said("sum mean nansum")
@@ -275,6 +291,8 @@ def _sum(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
         return "inf − inf, in a sum"
     if row.isnan().any():
         return f"a sum with nan among {row.numel()} elements"
+    if out[index].isnan():
+        return f"inf − inf, in a sum of {row.numel()} elements"
     return f"the sum of {row.numel()} elements of up to {number(float(row.abs().max()))}"
 
 

@@ -57,8 +57,12 @@ class Chain:
         def plain(call: Call) -> Call:
             return call._replace(casts=None) if call.is_beside(line) else call
 
-        made = {key: (tensor, plain(call)) for key, (tensor, call) in self.made.items()}
-        return replace(self, call=plain(self.call), made=made)
+        return self.with_calls(plain)
+
+    def with_calls(self, change: Callable[[Call], Call]) -> Chain:
+        """The chain with other calls."""
+        made = {key: (tensor, change(call)) for key, (tensor, call) in self.made.items()}
+        return replace(self, call=change(self.call), made=made)
 
     def checked(self) -> Chain:
         """The chain without calls that do not give, run again, what they gave."""

@@ -26,6 +26,7 @@ from ...ignoring.inside import (
     home,
     hooks_of,
     is_pytorchs,
+    never_traced,
     saved_tensors,
     saw,
 )
@@ -58,6 +59,7 @@ class Scope:
         self._thread = home()
         self.is_over = False
 
+    @never_traced
     def is_here(self) -> bool:
         """Whether the block still runs, and the thread that asks is its own, or works for it."""
         return not self.is_over and home() == self._thread
@@ -135,12 +137,22 @@ class Births:
     @contextmanager
     def collected(self) -> Iterator[list[Birth]]:
         """While entered, the list gets every new birth."""
-        births: list[Birth] = []
-        self._collecting.append(births)
+        births = self.collect()
         try:
             yield births
         finally:
-            self._collecting[:] = [each for each in self._collecting if each is not births]
+            self.stop(births)
+
+    @never_traced
+    def collect(self) -> list[Birth]:
+        """A list that gets every new birth, until `stop`."""
+        births: list[Birth] = []
+        self._collecting.append(births)
+        return births
+
+    @never_traced
+    def stop(self, births: list[Birth]) -> None:
+        self._collecting.pop(list(map(id, self._collecting)).index(id(births)))
 
 
 class Step(NamedTuple):

@@ -30,7 +30,7 @@ from ...ignoring.inside import (
 )
 from ..program.code import Place, place_here, users_frame
 from ..program.tensors import are_finite, here_of, is_finite, not_finite, numbers_of, on_copies, rerun
-from .arithmetic import Computation, first_born, limit, number
+from .arithmetic import Computation, first_born, limit, number, operand
 from .call import Call, come_in, describe, finite_ones
 from .diagnosis import Born, Events
 from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed_by, runs_hook, saved_by, share_readable
@@ -130,7 +130,9 @@ def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came:
 
 
 def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
-    """The cotangent times the derivative at the first of the elements, as text."""
+    """The cotangent times the derivative at the first of the elements, as text; of a quotient, what divides it."""
+    if numerics_of_node(node).divides and (divided := _first_born(node, arriving, bad)) is not None:
+        return divided.text
     with contextlib.suppress(Exception):
         cotangent = numbers_of(arriving[0])
         if cotangent is not None and is_element_by_element(node, arriving, bad):
@@ -161,12 +163,12 @@ def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) 
     return born is not None and not born.is_pole
 
 
-def _first_born(node: Any, arriving: Sequence[Any]) -> Computation | None:
+def _first_born(node: Any, arriving: Sequence[Any], entries: Tensor | None = None) -> Computation | None:
     """The first number that is not finite when a derivative runs again on finite cotangents."""
     if can_run_again(node):
         with contextlib.suppress(Exception):
             finite = _finite(arriving)
-            return first_born(lambda: run(node, *finite))
+            return first_born(lambda: run(node, *finite), entries)
     return None
 
 
@@ -200,7 +202,7 @@ def _point(node: Any, index: tuple[int, ...], bad: Tensor) -> str:
         else:
             assert known.inverse is not None
             value = known.inverse(here_of(node._saved_result)[index].item())
-        return f", the derivative of {known.name} at {number(value)}" if math.isfinite(value) else ""
+        return f", the derivative of {known.name} at {operand(value)}" if math.isfinite(value) else ""
     return ""
 
 

@@ -165,19 +165,27 @@ class Candidate(NamedTuple):
 
 
 def candidates(
-    example: Case, inputs: Sequence[Input], parameters: Sequence[Input], used: Callable[[Case], Sequence[Tensor]]
+    example: Case,
+    inputs: Sequence[Input],
+    parameters: Sequence[Input],
+    used: Callable[[Case], Sequence[Tensor]],
+    is_slow: bool = False,
 ) -> Iterator[Candidate]:
     """All cases to try, in order: the likely ones first.
 
     Args:
         example, inputs, parameters: what the loss was given.
         used: which elements of the inputs a loss depends on, by a bool for each.
+        is_slow: whether there is no time for all of them. Then numbers that are 100 times as large come first.
     """
     each = [
         [*_changes(at, given, [other for other in (*inputs, *parameters) if other is not given])]
         for at, given in enumerate(inputs)
     ]
     singles = [Candidate(example, (change,)) for change in itertools.chain.from_iterable(each)]
+    if is_slow:
+        yield from (single for single in singles if single.changes[0].factor == FACTORS[1])
+        singles = [single for single in singles if single.changes[0].factor != FACTORS[1]]
     yield from (single for single in singles if not single.changes[0].grows)
     yield from _without_examples(example, inputs, parameters)
     yield from _left_out(example, inputs, each, used)

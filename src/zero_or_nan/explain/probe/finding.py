@@ -6,11 +6,12 @@ A test has about ten lines, and fails until the loss is fixed. It is run once, t
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -70,8 +71,24 @@ class Finding:
     test: str
     origin: Origin = field(repr=False)
 
+    @property
+    def bad_gradients(self) -> list[str]:
+        """The names of the inputs and parameters whose gradients are not finite."""
+        return [name for name, gradient in self.gradients.items() if not bool(gradient.isfinite().all())]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding without its tensors: `test` has the inputs as code. `loss` is a text, such as "nan"."""
+        kept = ("file", "line", "source", "function", "kind", "distance", "remedy", "test")
+        told = {name: getattr(self, name) for name in kept}
+        return {
+            **told,
+            "loss": str(self.loss.item()),
+            "bad_gradients": self.bad_gradients,
+            "origin": asdict(self.origin),
+        }
+
     def __str__(self) -> str:
-        bad = [name for name, gradient in self.gradients.items() if not bool(gradient.isfinite().all())]
+        bad = self.bad_gradients
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         reached = ["the loss"] * (not bool(self.loss.isfinite()))
         reached += [f"the gradient of {', '.join(bad[:3])}{more}"] * bool(bad)
@@ -111,6 +128,22 @@ class ProbeReport:
     def ok(self) -> bool:
         """Whether nothing was found."""
         return not self.findings
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as a dict of numbers, strings, lists and dicts. Keys are the names of the attributes and `ok`.
+
+        `findings` has a dict for each finding, with the names of its attributes, and `bad_gradients`: the names of the
+        gradients that are not finite. Tensors are left out. `searched` has the `filename`, `line`, `function` and
+        `source` of each call.
+        """
+        told: dict[str, Any] = json.loads(self.to_json())
+        return told
+
+    def to_json(self) -> str:
+        """The same content as `to_dict`, as JSON."""
+        findings = [finding.to_dict() for finding in self.findings]
+        searched = [edge._asdict() for edge in self.searched]
+        return json.dumps({"ok": self.ok, **vars(self), "findings": findings, "searched": searched}, indent=2)
 
     def __str__(self) -> str:
         count = len(self.findings)
@@ -174,7 +207,7 @@ def test_of(loss: Loss, case: Case, kinds: Sequence[Kind]) -> str:
     for written in (*_of_one_row(loss, rounded), rounded, case):
         with contextlib.suppress(ValueError):
             text, name = _text(loss, written)
-            if loss.is_failed_by(text, name):
+            if loss.is_failed_by(text, name, written.factor):
                 return text
     return ""
 

@@ -7,8 +7,9 @@ import inspect
 import io
 import random
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +64,9 @@ class Numbers(NamedTuple):
 Key = tuple[str, int, str]
 """The file, the line and the function of a birth."""
 
+MOST_WIDENED = 10_000_000
+"""The number of elements of all parameters up to which a run in float64 has copies of them."""
+
 
 class Brief(Narration):
     """Notes where something was born, without the user's names and without trying remedies."""
@@ -80,6 +84,30 @@ class Brief(Narration):
                 self.found.setdefault((place.filename, place.line, diagnosis.birth.operator), diagnosis.verdict.kind)
 
 
+class Wide(TorchFunctionMode):
+    """While entered, results have another dtype, and parameters stay as they are, so a large model is not copied.
+
+    A function that takes a parameter, or a view of one, runs in the parameter's dtype.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], dtype: torch.dtype) -> None:
+        super().__init__()
+        self._memory = {each.untyped_storage().data_ptr() for each in parameters}
+        self._dtype = dtype
+
+    def _is_parameter(self, thing: Any) -> bool:
+        return isinstance(thing, Tensor) and thing.untyped_storage().data_ptr() in self._memory
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = args, kwargs or {}
+        own = next((each.dtype for each in tensors_in(given) if self._is_parameter(each)), None)
+        if own is None:
+            return func(*args, **given[1])
+        args, kwargs = tree_map(lambda thing: _wider(thing, own), given)
+        result = func(*args, **kwargs)
+        return tree_map(lambda thing: thing if self._is_parameter(thing) else _wider(thing, self._dtype), result)
+
+
 class Loss:
     """A loss function with an example of its inputs.
 
@@ -94,7 +122,9 @@ class Loss:
         parameters: by name, the leaves of the graph that are no inputs.
         path: the code that takes the loss from what the function returns.
         runs: how often the loss was run.
+        seconds: how long one run takes.
         is_random: whether the loss draws random numbers.
+        is_large: whether the parameters are too large for copies in float64.
         dtype: that of the loss.
     """
 
@@ -105,7 +135,8 @@ class Loss:
         self.wants = [tensor.requires_grad for tensor in self._given]
         self.names = _names(function, inputs)
         self.parameters: dict[str, Tensor] = {}
-        self.runs, self.is_random, self.path = 0, False, ""
+        self.runs, self.seconds = 0, 0.0
+        self.is_random, self.is_large, self.path = False, False, ""
         self.dtype = torch.get_default_dtype()
         self._before = Before(None, inputs)
         self._modules: dict[int, nn.Module] = {}
@@ -150,9 +181,13 @@ class Loss:
             is_taken = name in self.parameters or name in self.names  # two models may share it
             self.parameters[f"{name} ({number})" if is_taken else name] = leaf
             self._before.note_grad(leaf)
+        self.is_large = sum(leaf.numel() for leaf in leaves.values()) > MOST_WIDENED
         self.runs += 1
+        began = time.monotonic()
         with self._state():
-            return self._differentiated(*self._loss(self.example))
+            numbers = self._differentiated(*self._loss(self.example))
+        self.seconds = time.monotonic() - began
+        return numbers
 
     def _want_one(self) -> None:
         """Let the first input of floats have a gradient, if nothing has."""
@@ -225,9 +260,9 @@ class Loss:
         kept = [(each, each.data) for each in self.parameters.values()]
         default = torch.get_default_dtype()
         try:
-            if factor != 1 or dtype is not None:
+            if factor != 1 or dtype is not None and not self.is_large:
                 for parameter, data in kept:
-                    parameter.data = _wider(data, dtype) * factor
+                    parameter.data = (data if self.is_large else _wider(data, dtype)) * factor
             if dtype is not None:
                 torch.set_default_dtype(dtype)
                 for module in self._modules.values():
@@ -248,7 +283,9 @@ class Loss:
         for leaf, wants in zip(leaves, self.wants, strict=True):
             leaf.requires_grad_(wants or all_want and leaf.is_floating_point())
         given = (leaf if old.is_leaf else leaf.clone() for leaf, old in zip(leaves, self._given, strict=True))
-        loss, self.path = loss_of(self.function(*self._with(given)))
+        wide = Wide(self.parameters.values(), dtype) if dtype is not None and self.is_large else nullcontext()
+        with wide:
+            loss, self.path = loss_of(self.function(*self._with(given)))
         return loss, leaves
 
     def _with(self, tensors: Iterable[Tensor]) -> tuple[Any, ...]:
@@ -270,12 +307,12 @@ class Loss:
         pairs = zip(case.tensors, self.wants, strict=True)
         return self._with(tensor.clone().requires_grad_(wants) for tensor, wants in pairs)
 
-    def is_failed_by(self, test: str, name: str) -> bool:
-        """Whether a test fails now. The test may call the loss by a name that it does not import."""
+    def is_failed_by(self, test: str, name: str, factor: float) -> bool:
+        """Whether a test fails now. It may multiply parameters, and call the loss by a name that it does not import."""
         names: dict[str, Any] = {name: self.function}
         with self._state():
-            for parameter in self.parameters.values():  # the test may write to them
-                parameter.data, parameter.grad = parameter.data.clone(), None
+            for parameter in self.parameters.values():
+                parameter.data, parameter.grad = parameter.data if factor == 1 else parameter.data.clone(), None
             try:
                 exec(test, names)
                 next(value for key, value in names.items() if key.startswith("test_"))()

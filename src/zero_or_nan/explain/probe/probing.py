@@ -8,6 +8,7 @@ edge is a number at which the value or the slope of a function is not finite: th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -27,6 +28,7 @@ from ..report.report import Origin, place
 from .candidates import ROWS, Candidate, Change, Input, Kind, candidates, is_within, kind_of
 from .finding import Edge, Finding, ProbeReport, distance, test_of
 from .loss import Case, Key, Loss
+from .progress import Progress
 
 MOST_EDGES = 50
 """How many calls the gradient is followed to."""
@@ -48,7 +50,11 @@ _STEPS, _TRIES = 12, 48
 
 _OVERSHOOT = 1.5
 _BISECTIONS = 8
+_FIRST_ROWS = 100
+"""How many rows of a parameter are looked at for its kind: all of them may be a large part of the memory."""
+
 _MOST_PARTS = 64
+_MOST_KEPT = 1_000_000
 
 
 def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed: int = 0) -> ProbeReport:
@@ -58,7 +64,7 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
         loss_fn: any callable that gives a loss. Its parameters are the leaves of the graph that are no inputs.
         inputs: an example, with which the loss works. Tensors may have any shape and dtype, also inside of tuples,
             lists and dicts. If neither an input nor a parameter requires a gradient, the first input of floats does.
-        seconds: how long the search may take.
+        seconds: how long the search may take. If it takes more than two, stderr says so, and a terminal shows a count.
         seed: of the random numbers in each run. With the same seed, and enough time, the findings are the same.
 
     Returns:
@@ -85,8 +91,8 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
     if not seconds > 0:
         raise ValueError(f"seconds={seconds!r} is not positive: give the search some time")
     began = time.monotonic()
-    search = Search(Loss(loss_fn, inputs, seed), began + seconds)
-    with search.loss.kept():
+    search = Search(Loss(loss_fn, inputs, seed), began + seconds, Progress(seconds))
+    with search.loss.kept(), contextlib.closing(search.progress):
         if not search.run():
             search.report.notes.append(TIME_IS_UP.format(seconds))
     search.report.runs, search.report.seconds = search.loss.runs, time.monotonic() - began
@@ -96,8 +102,8 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
 class Search:
     """One search: it tries cases, and keeps the nearest case of each finding."""
 
-    def __init__(self, loss: Loss, ends: float) -> None:
-        self.loss, self._ends = loss, ends
+    def __init__(self, loss: Loss, ends: float, progress: Progress) -> None:
+        self.loss, self._ends, self.progress = loss, ends, progress
         self.report = ProbeReport()
         self.kinds = [kind_of(each, not wants) for each, wants in zip(loss.example.tensors, loss.wants, strict=True)]
         self._kept: set[Key] = set()
@@ -113,12 +119,16 @@ class Search:
         edges = [Edge(call.place.filename, call.place.line, call.name, call.place.source) for call in calls.found]
         self.report.searched = list(dict.fromkeys(edges))
         fail_alone: set[Change] = set()  # what fails alone says nothing new together with another change
-        likely = candidates(example, *self._inputs(), self.loss.used)
+        given = self._inputs()
+        count = sum(1 for _ in candidates(example, *given, lambda case: []))  # without those that need a run
+        is_slow = time.monotonic() + count * self.loss.seconds > self._ends
+        likely = candidates(example, *given, self.loss.used, is_slow)
         # Training brings the loss itself to 0, and then no triplet of a batch may count any more. All elements change.
         trained = map(Candidate, towards(self.loss, self.kinds, lambda loss, calls: loss.reshape(1)))
-        for candidate in itertools.chain(likely, self._towards(edges[:MOST_EDGES]), trained):
+        for tried, candidate in enumerate(itertools.chain(likely, self._towards(edges[:MOST_EDGES]), trained)):
             if self._is_over():
                 return False
+            self.progress.show(self.loss.seconds, tried, count)
             if fail_alone.isdisjoint(candidate.changes) and self.loss.fails(candidate.case):
                 fail_alone.update(candidate.changes if len(candidate.changes) == 1 else ())
                 self._look_at(candidate)
@@ -131,7 +141,9 @@ class Search:
         """The inputs, and the parameters."""
         given = zip(self.loss.names, self.loss.example.tensors, self.kinds, self.loss.wants, strict=True)
         inputs = [Input(name, tensor, kind, is_data=not wants) for name, tensor, kind, wants in given]
-        return inputs, [Input(name, each, kind_of(each, False), False) for name, each in self.loss.parameters.items()]
+        parameters = self.loss.parameters.items()
+        first = [(name, each, each.detach()[:_FIRST_ROWS] if each.dim() else each) for name, each in parameters]
+        return inputs, [Input(name, each, kind_of(rows, False), False) for name, each, rows in first]
 
     def _towards(self, edges: Sequence[Edge]) -> Iterator[Candidate]:
         """Cases that the gradient leads to, for each call that has not failed yet."""
@@ -178,15 +190,17 @@ class Search:
         A number is ordinary if it is finite, and far from the largest number of the dtype of the loss.
         """
         case = candidate.case
+        if max(candidate.factors) <= NEAR and all(map(is_within, self.kinds, self.loss.example.tensors, case.tensors)):
+            return True
         exact = self.loss.numbers(case, torch.float64) if self._has_exact else None
         most = math.sqrt(torch.finfo(self.loss.dtype).max)
-        if exact is not None and all(bool((n.abs() < most).all()) for n in (exact.loss, *exact.gradients.values())):
-            return True
-        return max(candidate.factors) <= NEAR and all(
-            map(is_within, self.kinds, self.loss.example.tensors, case.tensors)
+        return exact is not None and all(
+            not each.numel() or float(torch.linalg.vector_norm(each, math.inf)) < most
+            for each in (exact.loss, *exact.gradients.values())
         )
 
     def _keep(self, case: Case, changes: Sequence[Change], origin: Origin) -> None:
+        test = test_of(self.loss, case, self.kinds)
         numbers = self.loss.numbers(case)
         assert numbers is not None
         parameters = self.loss.parameters.items() if case.factor != 1 else ()
@@ -201,14 +215,20 @@ class Search:
                 inputs=self.loss.inputs_of(case),
                 parameters={name: each.detach() * case.factor for name, each in parameters},
                 loss=numbers.loss,
-                gradients=numbers.gradients,
+                gradients={name: _in_little_memory(each) for name, each in numbers.gradients.items()},
                 remedy=origin.remedy,
-                test=test_of(self.loss, case, self.kinds),
+                test=test,
                 origin=origin,
             )
         )
         key = origin.filename, origin.line, origin.operator
         self.report.searched = [edge for edge in self.report.searched if edge[:3] != key]
+
+
+def _in_little_memory(gradient: Tensor) -> Tensor:
+    """The same gradient. If a large one is NaN everywhere, it is a single number in memory."""
+    is_nan = gradient.numel() > _MOST_KEPT and bool(gradient.isnan().all())
+    return gradient.new_full((), math.nan).expand(gradient.shape) if is_nan else gradient
 
 
 # The way to an edge.

@@ -1,7 +1,7 @@
 """The losses of an unchanged script: `python -m zero_or_nan.explain --probe script.py`.
 
-The script runs until its first backward pass. By then, a function of the user's has returned the loss. This function is
-searched, with the arguments that it was called with.
+The script runs until its first backward pass. If a function of the user's has returned the loss by then, this function
+is searched, with the arguments that it was called with. If not, a function is cut out of the code before that pass.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from ...ignoring.inside import graph_from, not_compiled
 from ...replacing import put_back, replace_engine
 from ..program.code import is_inside
 from ..program.tensors import tensors_in
+from .cutting import cut_out
 from .finding import ProbeReport
 from .loss import loss_of
 from .probing import probe
 
 NO_FUNCTION = (
-    "no function of the script returned the loss of the first backward pass: write the loss as a function, or call "
-    "explain.probe with one"
+    "no function of the script returned the loss of the first backward pass, and explain could not cut the loss out of "
+    "the code before it. Write the loss as a function of a batch: def loss_fn(x, y): return F.mse_loss(model(x), y)"
 )
-
+CUT_OUT = "no function of the script returns the loss, so this function was searched, which the test calls, too:\n\n{}"
 
 _STANDARD = os.path.dirname(os.__file__)
 """The folder of Python's own files. PyTorch calls functions of theirs with a loss."""
@@ -100,7 +101,26 @@ class Losses:
         for call in outermost:
             if call.name not in reports:
                 reports[call.name] = probe(call.function, *call.inputs, seconds=self._seconds)
+        if not reports and (report := self._cut_out(graph)) is not None:
+            reports["the loss"] = report
         raise FirstStep(reports)
+
+    def _cut_out(self, graph: Any) -> ProbeReport | None:
+        """The report of a loss that is cut out of the code before its backward pass; None if that does not work."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            cut = None if is_inside(frame.f_code.co_filename) else cut_out(frame, graph)
+            if cut is not None:
+                break
+            frame = frame.f_back
+        else:
+            return None
+        try:
+            report = probe(cut.function, *cut.inputs, seconds=self._seconds)
+        except Exception:  # a variable that it needs has changed since
+            return None
+        report.notes.append(CUT_OUT.format(cut.code))
+        return report
 
 
 def _loss_in(result: Any) -> Tensor | None:

@@ -190,6 +190,11 @@ def is_recomputed() -> bool:
     return any(at.f_code.co_filename == _CHECKPOINT for at in _outward(sys._getframe(1)))
 
 
+def is_module(thing: object) -> bool:
+    """Whether a variable is a module. A proxy may raise an error if it is asked for its class by `isinstance`."""
+    return issubclass(type(thing), nn.Module)
+
+
 def of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], list[T]]) -> list[T]:
     """What is chosen of the variables of a frame, as pairs of name and value."""
     variables = frame.f_locals

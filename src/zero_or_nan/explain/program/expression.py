@@ -186,6 +186,20 @@ def with_each(line: str, written: Mapping[str, str]) -> str | None:
     return code.decode()
 
 
+def reads(line: str, text: str) -> int:
+    """How often a line reads an expression."""
+    nodes = [node for node in ast.walk(_parsed(line) or ast.Pass()) if isinstance(node, ast.expr)]
+    return sum(not isinstance(getattr(node, "ctx", None), ast.Store) and ast.unparse(node) == text for node in nodes)
+
+
+def without_index(expression: Expression, begin: int) -> str:
+    """The rest of the line from a character within the sequence of `e[i]` on, without the index."""
+    node, text = expression.node, expression.line[expression.start : expression.end]
+    assert isinstance(node, ast.Subscript)
+    index = expression.start + text.encode()[: node.slice.col_offset].decode().rindex("[")
+    return expression.line[begin:index] + expression.line[expression.end :]
+
+
 def closed(text: str) -> str:
     """An expression, in parentheses if something can't follow it without them."""
     is_closed = isinstance(ast.parse(text, mode="eval").body, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))

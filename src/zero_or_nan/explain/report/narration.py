@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from ..births.diagnosis import Diagnosis, Verdict
 from ..births.findings import History
 from ..births.provenance import Birth, Kind
-from ..program.code import of_variables
+from ..program.code import is_module, of_variables
 from ..program.tensors import in_several_processes
-from .remedies import DIVERGENCE, remedy
-from .report import Origin, Report
+from .remedies import DIVERGENCE, MOVE, REMEDIES, address_of, remedy
+from .report import Measured, Origin, Remedy, Report
 from .targets import without_gaps
 from .trial import NOTHING_TRIED, Advice, advice_on, tried_on
 
@@ -81,6 +81,11 @@ class _Narrated:
     looks: int = 0
     advice: Advice = NOTHING_TRIED
 
+    @property
+    def is_overflow(self) -> bool:
+        """Whether a number was too large, whether the loss uses it or ignores it."""
+        return "overflow" in (self.origin.kind, self.named.birth.kind_if_used)
+
     def reach(self, targets: Iterable[Tensor | str], names: Names) -> None:
         """Note what was reached."""
         for target in targets:
@@ -104,6 +109,9 @@ class _Narrated:
         advice, large = self.advice, birth.of_large
         code, origin.chapter = remedy(self.kind, *known, has_others, large, advice.refused, tensor, advice.fits)
         origin.remedy, origin.replaces = advice.remedy or code, advice.replaces
+        origin.remedies = _remedies(origin.remedy, advice)
+        if advice.remedy and origin.kind == "contaminated" and origin.fixed:
+            origin.remedy += "\n# or, with your code as it is:" + "".join(f"\n#   {line}" for line in code.splitlines())
 
     def name_again(self, names: Names) -> None:
         """Write down all names again."""
@@ -111,6 +119,17 @@ class _Narrated:
         self.reached.clear()
         self.reach([name if target is None else target for name, target in found], names)
         self.name(names)
+
+
+def _remedies(text: str, advice: Advice) -> list[Remedy]:
+    """The remedies of an origin, for programs."""
+    if advice.tried:
+        return [
+            Remedy(each.line, each.replaces, Measured(each.value, each.gradient, not each.choice, each.choice))
+            for each in advice.tried
+        ]
+    measured = None if advice.replaces is None else Measured(None, None, True, "")
+    return [Remedy(text, advice.replaces, measured)]
 
 
 def _weak(thing: T | None) -> weakref.ref[T] | None:
@@ -134,6 +153,7 @@ class Narration:
         self._around = around
         self._narrated: dict[tuple[Any, ...], _Narrated] = {}
         self._later = Later()
+        self._end: _Narrated | None = None  # where a divergence ended
 
     def add(self, diagnoses: Iterable[Diagnosis], names: Names) -> None:
         """Add what the report does not have yet."""
@@ -146,6 +166,9 @@ class Narration:
             self.verdicts[birth] = verdict
             key = birth.phase, birth.operator, birth.place.filename, birth.place.line, verdict.kind
             known = self._narrated.get(key)
+            if self._end is not None and self._end is not known and birth.kind_if_used == "overflow":
+                self._end.reach(targets, names)  # what diverges grows too large in more than one line
+                continue
             if known is None:
                 self._narrated[key] = known = self._new(diagnosis, names)
                 known.reach(targets, names)
@@ -175,13 +198,25 @@ class Narration:
                 narrated.name_again(names)
 
     def name_cause(self, cause: str) -> None:
-        """Say what led to the origins. In a divergence, there is nothing to change in the line that overflowed."""
-        self.report.cause = cause
-        is_sure = bool(cause) and not cause.startswith("perhaps")
-        for narrated in self._narrated.values():
-            if is_sure and narrated.origin.kind == "overflow":
-                narrated.kind, narrated.advice = "overflow", Advice(situation=DIVERGENCE)
-                narrated.advise(DIVERGENCE)
+        """Say what led to the origins. All that a divergence made too large is one origin: nothing is wrong there.
+
+        Args:
+            cause: what the steps before show; empty if they show nothing.
+        """
+        situation = MOVE if cause.startswith("perhaps") else DIVERGENCE
+        self.report.cause = cause and f"{cause}\n  {address_of(REMEDIES['overflow', situation].section)}"
+        ended = {key: each for key, each in self._narrated.items() if cause and each.is_overflow}
+        self._end = first = next((each for each in ended.values() if each.origin.kind == "overflow"), None)
+        if first is None:
+            return
+        for key, each in ended.items():
+            if each is not first:
+                self.report.drop(self._narrated.pop(key).origin)
+                first.reached += each.reached
+        first.origin.reached = list(dict.fromkeys(name for _, name in first.reached))
+        if situation == DIVERGENCE or first.advice.replaces is None:
+            first.kind, first.advice = "overflow", Advice(situation=situation)
+            first.advise(situation)
 
     def note_elsewhere(self) -> None:
         """Note that a gradient is not finite, though no operator in this process made it so."""
@@ -217,9 +252,11 @@ class Narration:
         )
         advice = NOTHING_TRIED
         if len(self._narrated) < _MOST_TRIALS and not birth.optimizer:
-            if verdict.kind == "bad input":
-                advice = tried_on(self._history.comparison(birth), without_gaps)
-            elif verdict.kind != "contaminated":
+            if verdict.kind in ("bad input", "contaminated"):
+                is_dropped = verdict.kind == "contaminated"
+                advise = functools.partial(without_gaps, is_dropped=is_dropped)
+                advice = tried_on(self._history.comparison(birth), advise)
+            else:
                 path = names.of_module(module, outer)
                 advice = tried_on(self._history.chains(birth), functools.partial(advice_on, module=path))
         origin.exact = advice.exact
@@ -330,7 +367,7 @@ class Names:
         left = [*self._called]
         frame = self.frame
         while frame is not None:
-            left += of_variables(frame, lambda values: [each for _, each in values if isinstance(each, nn.Module)])
+            left += of_variables(frame, lambda values: [each for _, each in values if is_module(each)])
             frame = frame.f_back
         left.reverse()
         while left:

@@ -20,9 +20,9 @@ from ..births.call import UNREADABLE
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
 
-DIVERGENCE, GROWTH, LOST = "a divergence", "a growth", "a lost number"
-"""Situations of an overflow: training steps made the numbers larger, or the calls of one line did; or the number fits,
-and one on the way to it was lost."""
+DIVERGENCE, MOVE, GROWTH, LOST = "a divergence", "a move", "a growth", "a lost number"
+"""Situations of an overflow: training steps made the numbers larger, or perhaps a single step, or the calls of one line
+did; or the number fits, and one on the way to it was lost."""
 
 
 class Remedy(NamedTuple):
@@ -149,7 +149,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# small numbers that make the values differ choose them, with steep slopes.\n"
         "# If the values are enough:\n"
         "s = torch.linalg.svdvals(x)",
-        "undefined#eigenvectors-of-equal-eigenvalues",
+        "atlas#linear-algebra",
     ),
     ("undefined", "linalg_eigh"): Remedy(
         "# the vectors of equal eigenvalues are not unique, and have no slope. If the\n"
@@ -200,6 +200,11 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ),
     ("overflow", DIVERGENCE): Remedy(
         "# the steps before made the numbers so large: do what is written above", "divergence#what-to-do"
+    ),
+    ("overflow", MOVE): Remedy(
+        "# perhaps the step before made the numbers so large: do what is written above.\n"
+        "# If it was meant to, normalize between layers or time steps",
+        "divergence#what-to-do",
     ),
     ("overflow", LOST): Remedy(
         "# the number exists, but its dtype loses a number on the way to it:\n"
@@ -332,17 +337,21 @@ def remedy(
     from zero_or_nan import ignoring
     ignoring.backward(loss)  # in place of loss.backward()
     """
+    known = numerics_of(operator)
+    points = known.points or numerics_of(known.like).points
     if kind == "contaminated":
         code = _IGNORE if fixed else _IGNORE_AND if has_others else _IGNORE_GRAD
-        return code, _address(f"{numerics_of(operator).section or CONTAMINATED}#what-to-do")
+        own = REMEDIES.get(("bad input", operator)) if operator == "a target" else None
+        section = known.section or CONTAMINATED
+        return code, address_of(own.section if own else f"{section}#what-to-do")
     if kind == "undefined":
-        operator = numerics_of(operator).like or numerics_of(operator).name
+        operator = known.like or known.name
         situation = _situation(operator, operands)
         if situation == operator and operator in REWRITES:
-            section = numerics_of(operator).points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
-            return _not_right(refused) if refused else _not_tried(REWRITES[operator]), _address(section)
+            section = points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
+            return _not_right(refused) if refused else _not_tried(REWRITES[operator]), address_of(section)
         operator = situation
-    if operator in (DIVERGENCE, GROWTH):
+    if operator in (DIVERGENCE, MOVE, GROWTH):
         pass  # it matters more than the dtype
     elif kind == "overflow" and dtype == "float16":
         operator = "float16"
@@ -357,7 +366,8 @@ def remedy(
     code = found.code
     if (kind, operator) == ("bad input", "") and tensor.isidentifier():
         code = re.sub(r"\bx\b", tensor, code)  # the rows to leave out are those of this tensor
-    return code, _address(found.section)
+    is_general = kind == "undefined" and operator in ("", "a derivative")
+    return code, address_of(is_general and points or found.section)
 
 
 def _not_right(codes: Sequence[str]) -> str:
@@ -376,6 +386,7 @@ def _not_tried(rewrites: Sequence[Rewrite]) -> str:
     )
 
 
-def _address(section: str) -> str:
+def address_of(section: str) -> str:
+    """The address of a section of the book: a page's name, `#`, and an anchor on it."""
     page, _, anchor = section.partition("#")
     return f"{PAGES}{page}.html#{anchor}"

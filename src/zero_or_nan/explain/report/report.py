@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -26,6 +27,38 @@ MEANS: dict[str, str] = {
 
 MOST_PRINTED = 20
 """The number of origins that are printed."""
+
+
+@dataclass
+class Measured:
+    """What code gave in place of the call that failed, on the numbers of this call.
+
+    Attributes:
+        value: the first element of the result that was not finite before. None if only the code's comment has it.
+        gradient: the gradient there. None if all gradients were only compared with exact arithmetic.
+        is_exact: whether these are the numbers of exact arithmetic. If not, they are a choice.
+        choice: what was chosen, as a sentence; empty if nothing was.
+    """
+
+    value: float | None
+    gradient: float | None
+    is_exact: bool
+    choice: str
+
+
+@dataclass
+class Remedy:
+    """A fix, or advice.
+
+    Attributes:
+        code: what to paste; of advice, lines of code and comments.
+        replaces: the line of your code that it replaces; None if it has to be put into a part of a line.
+        tried: what it gave; None if it was not tried.
+    """
+
+    code: str
+    replaces: int | None
+    tried: Measured | None
 
 
 @dataclass
@@ -58,6 +91,8 @@ class Origin:
         remedy: the fix: code to paste, with a sentence as a comment.
         replaces: the line of your code that the remedy replaces. Such a remedy was tried: it ran on the numbers of this
             call, and gave the right value and gradient, or the number that it says it chooses. None for advice.
+        remedies: the same for programs, the best remedy first: `code`, `replaces`, and `tried`, which has the `value`
+            and the `gradient`, `is_exact`, and the `choice`.
         exact: what the value is in exact arithmetic, if only a number on the way to it does not fit its dtype, and
             which number that is. Empty if exact arithmetic has no number either, or if that could not be found out.
         chapter: the address of the book's section about this kind of origin.
@@ -88,6 +123,7 @@ class Origin:
     fixed: bool | None = None
     remedy: str = ""
     replaces: int | None = None
+    remedies: list[Remedy] = field(default_factory=list)
     exact: str = ""
     chapter: str = ""
     times: int = 1
@@ -175,8 +211,8 @@ class Report:
         origins: every origin, in order of time. Empty if the loss and all gradients are finite.
         passes: the number of backward passes that were watched.
         notes: what `explain` could not check, or could not be sure of.
-        cause: what led to the origins over the steps before, such as a divergence, with the numbers and what to do.
-            Empty if the steps before do not show a cause.
+        cause: what led to the origins over the steps before, such as a divergence, with the numbers, what to do and
+            the section about it. Empty if the steps before do not show a cause.
     """
 
     origins: list[Origin] = field(default_factory=list)
@@ -207,6 +243,10 @@ class Report:
         """Add an origin, and a function to call when somebody reads the origins."""
         self._unread.append(origin)
         vars(self)["_complete"] = complete
+
+    def drop(self, origin: Origin) -> None:
+        """Leave an origin out, because another one stands for it."""
+        self._unread.remove(origin)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"origins": self.origins, **vars(self)}  # they are complete when the others are looked at
@@ -257,15 +297,28 @@ class Report:
             return notebook.cards(f"{mark}{_capitalized(self._head)}.", notes)
         head = [notebook.sentence(f"{self._head}:")] if len(self.origins) > 1 else []
         remedy = [line for line in self.cause.splitlines() if line.startswith("    ")]
-        facts = [line.strip() for line in self.cause.splitlines() if line not in remedy]
+        *facts, page = [line.strip() for line in self.cause.splitlines() if line not in remedy] or [""]
         cause = [
             *(notebook.sentence(_capitalized(f"{fact}.")) for fact in facts),
             notebook.code(dedent("\n".join(remedy))),
+            notebook.link(page),
         ]
         return notebook.cards("", [*cause, *head, *(origin._card() for origin in self.origins[:MOST_PRINTED]), *notes])
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole report as a dict of numbers, strings, lists and dicts. Keys are the attributes' names and `ok`."""
+        """The whole report as a dict of numbers, strings, lists and dicts.
+
+        Keys are the names of the attributes and `ok`. `origins` has a dict for each `Origin`, with its attributes, and
+        `remedies` in it has a dict for each remedy.
+
+        >>> import torch
+        >>> from zero_or_nan import explain
+        >>> with explain() as report:
+        ...     torch.zeros(1, requires_grad=True).sqrt().sum().backward()
+        >>> [remedy] = report.to_dict()["origins"][0]["remedies"]
+        >>> sorted(remedy), sorted(remedy["tried"])
+        (['code', 'replaces', 'tried'], ['choice', 'gradient', 'is_exact', 'value'])
+        """
         told: dict[str, Any] = json.loads(self.to_json())
         return told
 
@@ -326,5 +379,6 @@ def place(filename: str, line: int) -> str:
         named = "Cell", f"In[{older[1]}]"
     if named is not None:
         return f"{' '.join(named)}, line {line}"
-    here = os.getcwd() + os.sep
-    return f"{filename.removeprefix(here)}:{line}"
+    with contextlib.suppress(OSError):  # the working directory is gone
+        filename = filename.removeprefix(os.getcwd() + os.sep)
+    return f"{filename}:{line}"

@@ -3,60 +3,72 @@
 Only the user can say whether a NaN means *not measured*. But if it does, the loss of the known elements alone is right
 whatever the numbers are, if each element has its own loss. That is tried on ordinary numbers: leaving elements out may
 only scale the gradient of the others, as a mean does. A correlation, or a softmax over what was left out, fails there.
+
+If the program drops the NaN only after the comparison, its loss is right already. Then the new line must give the same.
+If later lines use the errors, they may count them, or ask which are NaN. So the line keeps the errors as they are, and
+keeps only the gradient of the NaN from the prediction.
 """
 
 from __future__ import annotations
 
+import linecache
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ...ignoring.inside import tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
-from ..program.expression import closed, expression_at, with_each
-from ..program.tensors import not_finite
+from ..program.expression import closed, expression_at, reads, with_each, without_index
+from ..program.tensors import are_finite
 from .exact import outcome, texts_of
-from .trial import Advice, ordinary
+from .trial import CLOSE, Advice, ordinary
 
 _NOT_TRIED = Advice(situation="a target")
 
 
-def without_gaps(chains: Sequence[Chain]) -> Advice:
+def without_gaps(chains: Sequence[Chain], is_dropped: bool = False) -> Advice:
     """What to write if a target has NaN.
 
     Args:
         chains: those of the call that compares the target with a prediction, and of the calls that used its result.
+        is_dropped: whether the program leaves the NaN out after the comparison, so that its loss is right.
     """
     beside = [chain for chain in chains if chain.call.is_beside(chains[0].call)]
-    numbers = [chain for chain in [*beside[::-1], *chains] if outcome(chain.run()).value.numel() == 1]
-    found = (_advice(end, chains) for end in numbers)  # the first that is right: a sum may have other gaps, too
+    numbers = [chain for chain in chains if outcome(chain.run()).value.numel() == 1]
+    ends = [*[chain for chain in beside[::-1] if chain in numbers], *(numbers[::-1] if is_dropped else numbers)]
+    advise = _of_dropped if is_dropped else _advice
+    found = (advise(end, chains) for end in ends)  # the first that is right: a sum may have other gaps, too
     return next((advice for advice in found if advice.remedy), _NOT_TRIED)
 
 
+def _line(end: Chain, chains: Sequence[Chain]) -> list[Call]:
+    """The calls up to the loss in the line of the comparison, which is the last of them."""
+    first, *before = chains[0].calls()
+    return [call for call in end.calls() if call.is_beside(first) and not any(map(call.is_again, before))]
+
+
 def _advice(end: Chain, chains: Sequence[Chain]) -> Advice:
-    """The same, if `end` gives the loss."""
+    """The same, if `end` gives the loss, and the loss is not finite."""
     if any(_is_used_otherwise(chain.call, end) for chain in chains):
         return _NOT_TRIED
-    first, *before = chains[0].calls()
-    calls = [call for call in end.calls() if call.is_beside(first) and not any(map(call.is_again, before))]
-    inner = {key for key, (_, call) in end.made.items() if call in calls}
-    coming = {id(tensor): tensor for call in calls for tensor in call.tensors() if id(tensor) not in inner}
-    target = next(tensor for key, tensor in coming.items() if key not in end.wanted and bool(not_finite(tensor).any()))
-    alike = {key: tensor for key, tensor in coming.items() if tensor.shape == target.shape}
-    results = {key for key, (_, call) in end.made.items() if any(call.is_again(chain.call) for chain in chains)}
-    line, gaps = _Line(calls, target, alike), target.isnan()
-    filled = [outcome(end.run(given={id(target): torch.where(gaps, fill, target)})).parts for fill in _FILLS]
-    if all(torch.equal(parts[0], other) for parts in zip(*filled, strict=True) for other in parts[1:]):
-        why = "# the loss does not depend on {} where it is NaN: line {} with another number there."
-        return line.written(why, float(filled[0][0]), {id(target): "torch.where({0}.isnan(), 0, {0})"})
-    why = '# if NaN in {} means "not measured": line {} without it, on both sides.'
-    for written, known in (("~{}.isnan()", ~gaps), ("~{}.isnan().any(-1)", ~gaps.any(-1))):
-        value = _tried(end, alike, results, known) if known.dim() else None
-        if value is not None:
-            return line.written(why, value, dict.fromkeys(alike, "{}[known]"), written)
-    return _NOT_TRIED
+    filled = _filled(end, chains)
+    return filled if filled.remedy else _known(end, chains)
+
+
+def _of_dropped(end: Chain, chains: Sequence[Chain]) -> Advice:
+    """The same, if `end` gives a loss that is right."""
+    right, comparison = outcome(end.run()).value, chains[0].call
+    source = linecache.getline(comparison.place.filename, comparison.place.line)
+    is_alone = end.call.is_beside(comparison) and not re.search(";|:=", source)
+    if is_alone and not any(_is_used_otherwise(chain.call, end) for chain in chains):
+        found = (way(end, chains, right) for way in (_known, _filled))
+        return next((advice for advice in found if advice.remedy), None) or _detached(end, chains)
+    return _detached(end, chains)
 
 
 _FILLS = 0.0, 1.0, -100.0
@@ -68,31 +80,80 @@ def _is_used_otherwise(call: Call, end: Chain) -> bool:
     return not is_part and any(tensor.numel() != 1 for tensor in call.tensors())
 
 
-def _tried(chain: Chain, alike: Mapping[int, Tensor], results: set[int], known: Tensor) -> float | None:
-    """The loss of the known elements or rows; None if it isn't finite, or if each does not have its own loss.
+def _filled(end: Chain, chains: Sequence[Chain], right: Tensor | None = None) -> Advice:
+    """The line with a number for each NaN of the target, if the loss does not depend on this number."""
+    part = _Part(end, _line(end, chains)[-1:])
+    gaps = part.target.isnan()
+    runs = [part.chain.run(given={id(part.target): torch.where(gaps, fill, part.target)}) for fill in _FILLS]
+    first, *others = [outcome(run).parts for run in runs]
+    is_same = all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
+    if not is_same or not are_finite(first) or (right is not None and not torch.equal(first[0], right)):
+        return _NOT_TRIED
+    why = "# the loss does not depend on {} where it is NaN: line {} with another number there."
+    return part.written(why, float(first[0]), {id(part.target): "torch.where({0}.isnan(), 0, {0})"})
+
+
+def _detached(end: Chain, chains: Sequence[Chain]) -> Advice:
+    """The line with a prediction that gets no gradient where the target is NaN, and has the same value."""
+    part = _Part(end, _line(end, chains)[-1:])
+    predictions = part.alike.keys() & part.chain.wanted
+    known, found = ~part.target.isnan(), outcome(part.chain.run())
+    for (key, _), gradient in found.gradients.items():
+        if not are_finite(gradient[known] if key in predictions else gradient):
+            return _NOT_TRIED
+    why = (
+        "# {0} has NaN, which the program drops later: line {1} without a gradient there.\n"
+        "# Or select the known elements here, on both sides, and nothing later"
+    )
+    code = "torch.where({1}.isnan(), {0}.detach(), {0})"
+    return part.written(why, float(found.value), dict.fromkeys(predictions, code))
+
+
+def _known(end: Chain, chains: Sequence[Chain], right: Tensor | None = None) -> Advice:
+    """The line with the known elements or rows of the target, and of all that is compared with it."""
+    results = {key for key, (_, call) in end.made.items() if any(call.is_again(chain.call) for chain in chains)}
+    line = _line(end, chains)
+    why = '# if NaN in {} means "not measured": line {} without it, on both sides.'
+    for part in (_Part(end, line[-1:]), _Part(end, line)):  # what stays in the line as it is has the least surprises
+        gaps = part.target.isnan()
+        for written, known in (("~{}.isnan()", ~gaps), ("~{}.isnan().any(-1)", ~gaps.any(-1))):
+            value = _tried(part, results, known, right) if known.dim() else None
+            if value is not None:
+                found = part.written(why, value, dict.fromkeys(part.alike, "{}[known]"), written)
+                if found.remedy:
+                    return found
+    return _NOT_TRIED
+
+
+def _tried(part: _Part, results: set[int], known: Tensor, right: Tensor | None) -> float | None:
+    """The loss of the known elements or rows; None if it isn't finite or right, or if each has no loss of its own.
 
     Args:
-        chain: the calls up to the loss.
-        alike: the target, and the tensors of its shape that are compared with it.
+        part: the calls that get these elements.
         results: the identities of the tensors that were computed from the comparison.
         known: the elements or rows.
+        right: the loss of the program, if it is right.
     """
+    chain, alike = part.chain, part.alike
     try:
-        before = chain.run()
-        run = chain.run(given={key: tensor[known] for key, tensor in alike.items()})
+        before, then = chain.run(), part.without_selection(known)
+        run = then.run(given={key: tensor[known] for key, tensor in alike.items()})
         found = outcome(run, alike)
-        if found.value.numel() != 1 or any(bool(not_finite(part).any()) for part in found.parts):
+        if found.value.numel() != 1 or not are_finite(found.parts):
+            return None
+        if right is not None and not torch.isclose(found.value, right, rtol=CLOSE.get(right.dtype, 1e-4)):
             return None
         for key in results:  # a mean over one dimension is another mean without the elements
             was, now = before.values[key], run.values[key]
-            if was.numel() != 1 and now.shape != was[known].shape:
+            is_selected = right is not None and now.shape == was.shape
+            if was.numel() != 1 and not is_selected and now.shape != was[known].shape:
                 return None
         for seed in range(2):
             numbers = ordinary(alike, seed, 0.9)
             whole = outcome(chain.run(torch.float64, numbers), alike).gradients.values()
-            part = outcome(chain.run(torch.float64, {key: each[known] for key, each in numbers.items()}), alike)
+            some = outcome(then.run(torch.float64, {key: each[known] for key, each in numbers.items()}), alike)
             of_all = torch.cat([each[known].flatten() for each in whole])
-            of_known = torch.cat([each.flatten() for each in part.gradients.values()])
+            of_known = torch.cat([each.flatten() for each in some.gradients.values()])
             factor = (of_known @ of_all) / (of_all @ of_all)
             if not torch.allclose(of_known, factor * of_all, rtol=1e-6, atol=1e-12):
                 return None
@@ -101,43 +162,82 @@ def _tried(chain: Chain, alike: Mapping[int, Tensor], results: set[int], known: 
     return float(found.value)
 
 
-class _Line:
-    """The user's line in which a target is compared.
+class _Part:
+    """Calls of one line, which get operands of their own: the same tensors elsewhere stay what they are.
 
-    Args:
-        calls: those of the line that are not about the prediction or the target alone, the first one last.
+    Attributes:
+        chain: the calls up to the loss, these among them.
+        alike: by identity, the operands of the target's shape.
         target: the target.
-        alike: by identity, it and the tensors of its shape that come into the calls.
     """
 
-    def __init__(self, calls: Sequence[Call], target: Tensor, alike: Mapping[int, Tensor]) -> None:
-        self._at, self._target, self._alike = calls[-1], target, alike
-        self._texts = {text: key for call in calls for thing, text in texts_of(call) if (key := id(thing)) in alike}
+    def __init__(self, end: Chain, calls: Sequence[Call]) -> None:
+        ids = set(map(id, calls))
+        inner = {key for key, (_, call) in end.made.items() if id(call) in ids}
+        copies: dict[int, Tensor] = {}
+
+        def own(tensor: Tensor) -> Tensor:
+            return tensor if id(tensor) in inner else copies.setdefault(id(tensor), tensor.detach())
+
+        def with_own(call: Call) -> Call:
+            if id(call) not in ids:
+                return call
+            args, kwargs = tree_map_only(Tensor, own, (tuple(call.args), dict(call.kwargs)))
+            return call._replace(args=args, kwargs=kwargs)
+
+        self._calls = [with_own(call) for call in calls]
+        wanted = {id(copy) for key, copy in copies.items() if key in end.wanted}
+        self.chain = replace(end, wanted=end.wanted | wanted).with_calls(with_own)
+        self.target = next(each for each in copies.values() if id(each) not in wanted and bool(each.isnan().any()))
+        self.alike = {id(each): each for each in copies.values() if each.shape == self.target.shape}
+        self._selection: Call | None = None
+
+    def without_selection(self, known: Tensor) -> Chain:
+        """The chain without a selection of the known elements in the line, if one call alone gets no others."""
+
+        def plain(call: Call) -> Call:
+            mask = call.args[1] if call.name == "getitem" and call.is_beside(self._calls[0]) else None
+            if not isinstance(mask, Tensor) or not torch.equal(mask, known):
+                return call
+            self._selection = call
+            return call._replace(args=(call.args[0], ...))
+
+        return self.chain.with_calls(plain) if len(self._calls) == 1 else self.chain
 
     def written(self, why: str, value: float, codes: Mapping[int, str], known: str = "") -> Advice:
-        """The line with other code for some tensors, which have `{}` for their own.
+        """The line with other code for some operands; of one call, no other is changed.
 
         Args:
             why: a comment, with `{}` for the target, and for the line.
             value: the value of the loss then.
-            codes: the code, by the identity of a tensor.
+            codes: the code, by the identity of a tensor, with `{0}` for its own, and `{1}` for the target.
             known: what to call `known` before it, with `{}` for the target.
         """
-        expression = expression_at(self._at.place, self._at.name)
-        if expression is None or expression.has_scope or not {*codes} <= {*self._texts.values()}:
+        place, name = self._calls[-1].place, self._calls[-1].name
+        expression = expression_at(place, name)
+        pairs = [(text, id(thing)) for call in self._calls for thing, text in texts_of(call) if id(thing) in self.alike]
+        texts = dict(pairs)
+        if expression is None or expression.has_scope or not {*codes, id(self.target)} <= {*texts.values()}:
             return _NOT_TRIED
-        written = {text: codes[key].format(closed(text)) for text, key in self._texts.items() if key in codes}
-        name = next(text for text, key in self._texts.items() if key == id(self._target))
-        before = [] if name.isidentifier() else [f"target = {name}"]
-        if before:
-            written[name] = codes[id(self._target)].format("target")
+        start, end = (expression.start, expression.end) if len(self._calls) == 1 else (0, None)
+        before, line, after = expression.line[:start], expression.line[start:end], expression.line[end:] if end else ""
+        if any(reads(line, text) > [each for each, _ in pairs].count(text) for text in texts):
+            return _NOT_TRIED  # as in len(y)
+        name = next((text for text, key in texts.items() if key == id(self.target)), "")
+        target = name if name.isidentifier() else "target"
+        written = {text: codes[key].format(closed(text), target) for text, key in texts.items() if key in codes}
+        lines = [] if target == name else [f"target = {name}"]
+        if lines:
+            written[name] = codes.get(id(self.target), "{}").format("target")
         if known:
-            before.append(f"known = {known.format('target' if before else name)}")
-        line = with_each(expression.line, written)
-        if line is None:
+            lines.append(f"known = {known.format(target)}")
+        changed = with_each(line, written)
+        if self._selection is not None:
+            selection = expression_at(self._selection.place, "getitem")
+            after = "" if selection is None else without_index(selection, expression.end)
+        if changed is None or not after and self._selection is not None:
             return _NOT_TRIED
+        lines.append(f"{before}{changed}{after}")
         tried = f"# Tried on your numbers: value {number(value)}, and finite gradients"
-        return _NOT_TRIED._replace(
-            remedy="\n".join([why.format(name, self._at.place.line), tried, *before, line]),
-            replaces=self._at.place.line,
-        )
+        remedy = "\n".join([why.format(name, place.line), tried, *lines])
+        return _NOT_TRIED._replace(remedy=remedy, replaces=place.line)

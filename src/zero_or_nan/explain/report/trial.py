@@ -27,7 +27,7 @@ from .matching import Match, line_of, matches
 from .remedies import GROWTH
 from .widening import widened
 
-_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
 
 MOST_ELEMENTS = 5_000_000
@@ -73,6 +73,7 @@ class Advice(NamedTuple):
         refused: the code that was tried, if none of it is right.
         situation: what the calls say about advice that is not tried.
         fits: whether the dtype has room for the exact number; None if exact arithmetic has no number.
+        tried: the rewrites in the remedy.
     """
 
     remedy: str = ""
@@ -81,6 +82,7 @@ class Advice(NamedTuple):
     refused: tuple[str, ...] = ()
     situation: str = ""
     fits: bool | None = None
+    tried: tuple[Tried, ...] = ()
 
 
 NOTHING_TRIED = Advice()
@@ -118,7 +120,8 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
         if best.beyond and best.is_whole and lost is None:
             exact = f"and {best.beyond}: float64 rounds a number before it, too"
         others = [each for each in found if each.choice and best.choice and not _is_alike(each, best)]
-        return Advice("\n".join([_told(best), *map(_or, others[:1])]), best.replaces, exact)
+        text = "\n".join([_told(best), *map(_or, others[:1])])
+        return Advice(text, best.replaces, exact, tried=(best, *others[:1]))
     wider = widened(chains, len(near), module)
     if wider is not None:
         return Advice(*wider, exact)
@@ -236,7 +239,7 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
         return True
     exact, now = later.run(torch.float64).result.detach(), later.run(given={key: value}).result.detach()
     known = torch.isfinite(exact.to(now.dtype))
-    return bool(torch.allclose(now[known].double(), exact[known], rtol=_CLOSE.get(now.dtype, 1e-4)))
+    return bool(torch.allclose(now[known].double(), exact[known], rtol=CLOSE.get(now.dtype, 1e-4)))
 
 
 def _two_calls_before(chain: Chain) -> dict[int, Tensor]:
@@ -317,7 +320,7 @@ def _agrees(after: Outcome, before: Outcome, exact: Outcome, chooses: bool) -> b
         # There is no such number, or the dtype has none. The program had none either, and the rewrite chooses one.
         if not chooses and not bool(known.all()):
             return False
-        rtol, atol = _CLOSE.get(was.dtype, 1e-4), _least(was, right)
+        rtol, atol = CLOSE.get(was.dtype, 1e-4), _least(was, right)
         if not torch.allclose(now.double()[known], right[known], rtol=rtol, atol=atol):
             return False
     return True

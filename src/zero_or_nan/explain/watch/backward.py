@@ -6,8 +6,9 @@ no `.grad`. It says which elements the loss ignored, and whether the gradient ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from ...ignoring.inside import (
     leaves_of,
     mark_formula,
     mark_formulas,
+    not_compiled,
     unsafe_nodes,
 )
 from ..births.call import Call, come_in, held_before
@@ -147,10 +149,11 @@ class Backward:
                 self._cast_shadow(unsafe)
         for node in self.graph:
             if not is_leaf(node):
-                self._handles.append(node.register_hook(self._hook(node)))
+                self._handles.append(node.register_hook(partial(self._look, node)))
                 if is_region(node):
                     self._handles.append(node.register_prehook(self._begin_compiled))
 
+    @not_compiled
     def _begin_compiled(self, arriving: Any) -> None:
         self.findings.in_compiled = not self._is_aside
 
@@ -224,37 +227,34 @@ class Backward:
                 self.births.note_hidden(node, at, bad)
             self.shadow.made.clear()
 
-    def _hook(self, node: Any) -> Callable[..., None]:
-        known = self.findings.bad
-
-        def look(results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
-            if self._is_aside:
-                return
-            self.findings.in_compiled = False
-            with unseen():
-                try:
-                    bad: dict[int, Tensor] = {}
-                    for at, result in enumerate(results):
-                        if type(result) is Tensor and result.dtype is torch.float32 and result.layout is _STRIDED:
-                            try:  # the usual case, in as few steps as possible
-                                total = result.sum().item()
-                            except RuntimeError:  # on the meta device, or nested
-                                continue
-                            elements = None if total - total == 0 else known.of_bad(result)
-                        else:
-                            here = numbers_of(result)
-                            elements = None if here is None else known.of(here)
-                        if elements is not None:
-                            bad[at] = elements
-                    if bad:
-                        self._not_finite(node, results, arriving, bad)
-                    if torch.is_grad_enabled():
-                        self._recorded(node, results)
-                        mark_formula(node, results, arriving, self.graph)
-                except Exception as error:
-                    self.mistakes.note(str(node.name()), error)
-
-        return look
+    @not_compiled
+    def _look(self, node: Any, results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
+        """The hook of a node."""
+        if self._is_aside:
+            return
+        self.findings.in_compiled = False
+        with unseen():
+            try:
+                bad: dict[int, Tensor] = {}
+                for at, result in enumerate(results):
+                    if type(result) is Tensor and result.dtype is torch.float32 and result.layout is _STRIDED:
+                        try:  # the usual case, in as few steps as possible
+                            total = result.sum().item()
+                        except RuntimeError:  # on the meta device, or nested
+                            continue
+                        elements = None if total - total == 0 else self.findings.bad.of_bad(result)
+                    else:
+                        here = numbers_of(result)
+                        elements = None if here is None else self.findings.bad.of(here)
+                    if elements is not None:
+                        bad[at] = elements
+                if bad:
+                    self._not_finite(node, results, arriving, bad)
+                if torch.is_grad_enabled():
+                    self._recorded(node, results)
+                    mark_formula(node, results, arriving, self.graph)
+            except Exception as error:
+                self.mistakes.note(str(node.name()), error)
 
     # While the engine runs.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from ...ignoring.inside import is_captured, is_sparse, is_wrapped, set_recording
+from ...ignoring.inside import is_captured, is_sparse, is_wrapped, not_compiled, set_recording
 from ..births.attribution import Attribution, Result
 from ..births.call import Call, casts_on, come_in, describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, note_call
@@ -183,6 +183,7 @@ class Forward(TorchFunctionMode):
         computes = not plan.in_place and plan.numerics.makes == "numbers" and result.is_floating_point()
         return computes and not self.findings.births.in_backward and not is_wrapped(result)
 
+    @not_compiled
     def applied(self, kind: type, args: Any, result: Any, inside: list[Birth]) -> None:
         """Check what the user's `autograd.Function` returned. Births inside of it count as its own."""
         if not self.scope.is_here() or not self.is_on() or is_captured():

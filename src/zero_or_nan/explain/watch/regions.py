@@ -31,7 +31,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from ...ignoring.inside import Edge, edge_of, forward_class, is_leaf
 from ..births.findings import CALLED, Findings, note_region, region_of
 from ..births.provenance import Birth, Provenance
-from ..program.code import Place, Places, is_inside, modules_around, of_variables, place_at
+from ..program.code import Place, Places, is_inside, is_module, modules_around, of_variables, place_at
 from ..program.randomness import RandomState
 from ..program.tensors import is_finite, node_of, not_finite, numbers_of, unseen, without_side_effects
 
@@ -176,7 +176,7 @@ class Regions:
 
     def _region(self, graph: GraphModule, given: Sequence[Any], caller: FrameType) -> Region:
         kinds = {value.device.type for value in given if isinstance(value, Tensor)}
-        modules = of_variables(caller, lambda pairs: [pair for pair in pairs if isinstance(pair[1], nn.Module)])
+        modules = of_variables(caller, lambda pairs: [pair for pair in pairs if is_module(pair[1])])
         return Region(
             graph,
             [value.detach() if isinstance(value, Tensor) else value for value in given],

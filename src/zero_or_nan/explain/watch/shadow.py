@@ -35,6 +35,8 @@ from ...ignoring.inside import (
     is_leaf,
     is_unknown,
     leaves_of,
+    never_traced,
+    not_compiled,
     pass_over,
     senders_of,
     tree_map,
@@ -217,6 +219,7 @@ class Sandbox:
         self._undoing: _Undoing | None = None
 
     @property
+    @never_traced
     def is_entered(self) -> bool:
         """Whether an extra pass is running."""
         return self._undoing is not None
@@ -249,6 +252,7 @@ class Sandbox:
         with self._undoing.on(), _in_no_group():
             return run(roots, *args, **kwargs)
 
+    @not_compiled
     def begin_again(self, frame: Any) -> None:
         """A checkpoint is about to run its code again."""
         if self._undoing is not None and self._undoing.is_on():
@@ -273,12 +277,15 @@ class Sandbox:
         at = id(tensor)
         self._retaining[at] = weakref.ref(tensor, lambda _: self._retaining.pop(at, None))
 
+    @not_compiled
     def silenced(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """A hook of the user's that does not run in an extra pass. Hooks of this package always run."""
-        is_ours = is_extra() or (getattr(hook, "__module__", None) or "").startswith(_OURS)
+        function = hook.func if isinstance(hook, functools.partial) else hook
+        is_ours = is_extra() or (getattr(function, "__module__", None) or "").startswith(_OURS)
         if self.is_entered or is_ours or not self._scope.is_here():
             return hook
 
+        @never_traced
         def run(*args: Any, **kwargs: Any) -> Any:
             return None if self.is_entered else hook(*args, **kwargs)
 

@@ -23,6 +23,7 @@ from torch.utils import checkpoint
 
 from ...ignoring.inside import (
     TELLS_OF_HOOKS,
+    compiled_autograd_aside,
     free_deep_graphs,
     is_captured,
     is_wrapped,
@@ -132,7 +133,8 @@ class Watch:
             self._note_leaves(backward)
         self._run_within(backward)
         try:
-            with self.forward if not self.forward.is_on() else nullcontext():  # hooks and checkpoints call functions
+            # Hooks and checkpoints call functions. Compiled autograd would compile our hooks.
+            with compiled_autograd_aside(), self.forward if not self.forward.is_on() else nullcontext():
                 results = run(roots, *args, **kwargs)
         finally:
             self._run_within(outer)
@@ -271,18 +273,24 @@ class Patches:
         return not_compiled(functools.partial(self._watch.engine, run))
 
     def _apply(self, apply: Any) -> Any:
+        @never_traced
         def applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
             run = apply.__get__(None, cls)
             if not self._watch.scope.is_here():
                 return run(*args, **kwargs)
-            with self._watch.forward.findings.births.collected() as inside:
+            births = self._watch.findings.births
+            inside = births.collect()
+            try:
                 result = run(*args, **kwargs)
+            finally:
+                births.stop(inside)
             self._watch.forward.applied(cls, args, result, inside)
             return result
 
         return classmethod(applied)
 
     def _register_hook(self, register: Any) -> Any:
+        @never_traced
         def registered(hooks: Any, hook: Callable[..., Any]) -> Any:
             try:
                 hook = self._watch.sandbox.silenced(hook)
@@ -293,15 +301,21 @@ class Patches:
         return staticmethod(registered)
 
     def _save(self, save: Any) -> Any:
+        @never_traced
         def saved(context: Any, *tensors: Any) -> Any:
             if self._watch.scope.is_here():
-                with self._watch.mistakes.noted("a compiled region"):
-                    self._watch.regions.saves(context)
+                self._saves(context)
             return save(context, *tensors)
 
         return saved
 
+    @not_compiled
+    def _saves(self, context: Any) -> None:
+        with self._watch.mistakes.noted("a compiled region"):
+            self._watch.regions.saves(context)
+
     def _recomputing(self, init: Any) -> Any:
+        @never_traced
         def began(hook: Any, frame: Any, *details: Any) -> None:
             self._watch.sandbox.begin_again(frame())
             init(hook, frame, *details)

@@ -157,6 +157,7 @@ numerics("mul=multiply=__mul__=__rmul__=__imul__", grows=True, keeps_zero=True, 
 numerics(
     "div=divide=true_divide=__truediv__=__rtruediv__=__itruediv__=__div__=__rdiv__=__idiv__",
     pole=lambda a, b, *_: b == 0,
+    divides=True,
     keeps_zero=True,
     updates=True,
     written="{} / {}",
@@ -203,7 +204,9 @@ numerics("log2 log10", domain=(0, math.inf), pole=_is_zero, points=_LOGARITHMS)
 numerics("log1p=special_log1p", domain=(-1, math.inf), steep_at=(-1.0,), points=_LOGARITHMS)
 numerics("acos=arccos", domain=(-1, 1), steep_at=(-1.0, 1.0), section="undefined", points=_ANGLES)
 numerics("asin=arcsin atanh=arctanh erfinv=special_erfinv", domain=(-1, 1), steep_at=(-1.0, 1.0), points=_ANGLES)
-numerics("acosh=arccosh", domain=(1, math.inf), steep_at=(1.0,))
+numerics("acosh=arccosh", domain=(1, math.inf), steep_at=(1.0,), points=_ANGLES)
+numerics("xlogy=special_xlogy special_entr", points=_LOGARITHMS)
+numerics("hypot", points="atlas#norms-and-distances")
 numerics("logit=special_logit", domain=(0, 1), steep_at=(0.0, 1.0), points=_LOGARITHMS)
 numerics("tanh", inverse=math.atanh)
 numerics("log_sigmoid=logsigmoid hardswish leaky_relu rrelu_with_noise", elementwise=True)

@@ -33,9 +33,12 @@ function("LogSoftmax SafeSoftmax Softmax", safe_if=FINITE)
 function("MaskedSoftmax", selects=True, safe_if=FINITE)
 
 # -inf is the way to leave an element out.
+_SHARES = "atlas#softmax-and-infinite-scores"
+
 numerics("softmax", ignores_infinity=True, section="attention")
-numerics("log_softmax gumbel_softmax", ignores_infinity=True)
-numerics("logsumexp", ignores_infinity=True, needs_one=True)
+numerics("log_softmax", ignores_infinity=True, points=_SHARES)
+numerics("gumbel_softmax", ignores_infinity=True)
+numerics("logsumexp logaddexp", ignores_infinity=True, needs_one=True, points=_SHARES)
 numerics("_softmax_backward_data", written="{} × {}")
 
 _EMPTY = "(x == -torch.inf).all(dim, keepdim=True)"

@@ -167,14 +167,21 @@ def _takes_too_much() -> bool:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
+
 
 def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     """The function, which runs uncompiled also if the code that calls it is compiled."""
-    aside = torch._compile._disable_dynamo(function)  # its first call imports Dynamo, which takes longer than a pass
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        return (aside if _is_at_work() else function)(*args, **kwargs)
+        if not _is_at_work():
+            return function(*args, **kwargs)
+        before = _set_compiler(None)  # as `torch.compiler.disable` does, which `explain` would take for the user's
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _set_compiler(before)
 
     # PyTorch sets this on disabled functions, too: Dynamo does not trace `run` itself.
     run._torchdynamo_disable = True  # type: ignore[attr-defined]
