@@ -45,6 +45,8 @@ class Project:
         self.claims = self.results / "claims.json"  # all outcomes on every release; helpers.recorded reads it
         self.outputs = self.results / "outputs.json"  # the recorded output of the cells of every page
         self.addresses = self.results / "addresses.txt"  # the pages and sections that people may link to
+        self.threads = self.results / "threads.txt"  # the threads that pages name
+        self.picture = self.results / "verdict.png"  # the README shows it
         self.matrix = self.results / "measured" / "matrix.json"  # names every release whose outcomes are recorded
         self.build = self.root / "_build"
         self.executed = self.build / "executed"  # the executed notebooks, for every step that reads outputs

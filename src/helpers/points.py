@@ -211,7 +211,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "x.square().sum().sqrt()",
             [0.0, 0.0],
             [nan, nan],
-            "The cone of a norm: slope −1 on one side and 1 on the other.",
+            "The cone of a norm: every vector of length 1 or less is a subgradient, and 0 is the shortest.",
             decided="The parts differ from the whole: 0 times the infinite slope of the root. Known since 2017, and "
             "left so.",
             sources=("2775",),
@@ -220,11 +220,37 @@ POINTS: dict[str, tuple[Point, ...]] = {
             effect="Chooses 0, the shortest subgradient.",
         ),
         Point(
+            "squared norm, differentiated twice, at 0",
+            "torch.func.grad(lambda v: torch.linalg.vector_norm(v) ** 2)(x)",
+            [0.0, 0.0],
+            [nan, nan],
+            "Nothing is undefined here: the squared norm is smooth, with the gradient 2x and the second derivative 2.",
+            decided="The parts differ from the whole: the derivative of the norm, x / |x|, divides by 0 when it is "
+            "differentiated again.",
+            instead="torch.func.grad(lambda v: v.square().sum())(x)",
+            instead_gradient=[2.0, 2.0],
+            effect="Exact.",
+        ),
+        Point(
+            "gradient penalty of a norm at 0",
+            "(torch.func.grad(torch.linalg.vector_norm)(x).norm() - 1) ** 2",
+            [0.0, 0.0],
+            [nan, nan],
+            "A norm has no first derivative at its tip, so it has no second one. Everywhere else its gradient has "
+            "length 1, so the penalty is 0.",
+            decided="The first derivative is the subgradient 0. The second derivative of the norm is 0 / 0.",
+            instead="(torch.func.grad(lambda v: torch.where(v.any(), torch.where(v.any(), v, 1.0).norm(), 0.0))(x)"
+            ".norm() - 1) ** 2",
+            instead_gradient=[0.0, 0.0],
+            effect="Chooses 0, for the second derivative too. If the squared norm will do, write v.square().sum().",
+        ),
+        Point(
             "hypot(0, 0)",
             "torch.hypot(*x)",
             [0.0, 0.0],
             [nan, nan],
-            "The cone of a norm, and the norm of the same two numbers gives 0.",
+            "The cone of a norm: every vector of length 1 or less is a subgradient. The norm of the same two numbers "
+            "gives the shortest, 0.",
             instead="torch.linalg.vector_norm(x)",
             instead_gradient=[0.0, 0.0],
             effect="Chooses 0, the shortest subgradient.",
@@ -234,7 +260,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "torch.cdist(x, torch.ones(1, 2))",
             [[1.0, 1.0]],
             [[0.0, 0.0]],
-            "The cone of a norm: slope −1 on one side and 1 on the other.",
+            "The cone of a norm: every vector of length 1 or less is a subgradient, and 0 is the shortest.",
             decided="By design: the subgradient 0. PyTorch 1.5 gave NaN for some shapes.",
             sources=("37154",),
         ),
@@ -243,7 +269,8 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "F.pdist(x)",
             [[1.0, 2.0], [1.0, 2.0]],
             [[0.0, 0.0], [0.0, 0.0]],
-            "The cone of a norm: slope −1 on one side and 1 on the other.",
+            "The cone of a norm, of the difference of the points. The subgradients are (v, −v), for every vector v of "
+            "length 1 or less.",
             decided="The subgradient 0.",
             sources=("notes",),
         ),
@@ -337,8 +364,9 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "F.cosine_similarity(x, u, dim=0).acos()",
             [1.0, 0.0],
             [nan, nan],
-            "Across the vector the angle has slope −1 on one side and 1 on the other; along it, 0. In this "
-            "expression the quotient does not settle even in float64: acos loses half of the digits next to 1.",
+            "Across the vector the angle has slope −1 on one side and 1 on the other, and along it 0: every vector "
+            "across it of length 1 or less is a subgradient. In this expression the quotient does not settle even in "
+            "float64: acos loses half of the digits next to 1.",
             decided="The parts differ from the whole: the infinite slope of acos meets the 0 of the cosine at its top.",
             instead="2 * torch.atan2(torch.linalg.vector_norm(F.normalize(x, dim=0) - u), "
             "torch.linalg.vector_norm(F.normalize(x, dim=0) + u))",
@@ -390,7 +418,8 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "x.std()",
             [3.0, 3.0],
             [0.0, 0.0],
-            "A cone again: std is a norm of the deviations, with slopes of both signs.",
+            "A cone again: std is a norm of the deviations, divided by sqrt(n − 1). Every vector that adds up to 0, of "
+            "length 1 / sqrt(n − 1) or less, is a subgradient.",
             decided="By design: the subgradient 0, for consistency with the norm.",
             sources=("4320",),
         ),

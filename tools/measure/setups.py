@@ -171,13 +171,24 @@ DECISIONS = (
         AS_PLAIN,
         "As in a plain loop. If an element that the loss uses overflows, the scaler skips the step as usual.",
     ),
+    (
+        "bf16, without a scaler",
+        "bf16, without a scaler",
+        AS_PLAIN,
+        "As in a plain loop. The elements that the loss uses keep the precision of bfloat16.",
+    ),
     ("Gradient accumulation", "Gradient accumulation", AS_PLAIN, "As in a plain loop."),
     (
         "DDP",
         "DistributedDataParallel",
         "Not measured.",
-        "It does not correct for different numbers of good rows on the ranks, because DDP averages over ranks. Under "
-        "`torch.compile`, we ran only `aot_eager`.",
+        "It does not correct for different numbers of good rows on the ranks, because DDP averages over ranks.",
+    ),
+    (
+        "DDP with `torch.compile`",
+        "DistributedDataParallel with `torch.compile`",
+        "Not measured.",
+        "As for DDP. The default backend, inductor, has no test with DDP: it also needs `ignoring.follow_compiled()`.",
     ),
     (
         "FSDP",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..disk import check_room, complaint
 from ..project import Problem, Project
+from ..versions.jax import check_boxes
 from .claimed import Claimed
 from .collect import ChapterRun, checked, collect, failed
 from .execute import execute
@@ -20,6 +21,7 @@ from .render import Renderer, RenderFailed
 from .shape import lacking
 from .shown import problems
 from .site import COVERED, Site
+from .threads import check_threads, record_threads
 from .unpair import unpair
 
 
@@ -106,6 +108,7 @@ class Build:
         path = record(self.project, collect(runs), complete=good)
         if good:
             record_outputs(self.project, runs)
+            record_threads(self.project)
         self._summary(runs, f"recorded: {path.relative_to(self.project.root)}")
         return 0 if good else 1
 
@@ -120,6 +123,8 @@ class Build:
     def _check_first(self) -> None:
         check_room(self.project.build)
         check_records(self.project)
+        check_threads(self.project)
+        check_boxes(self.project)
         self.recorded, self.claimed = Recorded.read(self.project), Claimed(self.project)
 
     def _execute(self, chapters: list[Path]) -> list[ChapterRun]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
+from ..picture import PAGE, is_outdated
 from ..project import Project
 from .addresses import lost_addresses
 from .collect import ChapterRun
@@ -54,6 +55,11 @@ def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
             "content now. If a page is gone, keep a page of that name that links to the new one"
         )
         found.append(f"these addresses are gone, but people may link to them. {advice}:\n{_some(gone)}")
+    if is_outdated(project, pages):
+        found.append(
+            f"{project.picture} is not the picture that was taken of the verdict on {PAGE}. Run `make picture`, and "
+            "then this command again"
+        )
     return found + wrong_controls(project.root / "theme" / "static" / "control.js", pages.values())
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import subprocess
 from functools import partial
+from pathlib import Path
 
-from ..measure.records import keep
-from ..project import Project, page_text, write
+from ..project import Problem, Project, page_text, read_record, write, write_record
 from .isolated import Failed, Isolated, Row, clean, results
 
 VERSION = "0.10.2"
@@ -39,6 +39,20 @@ def boxes(project: Project) -> dict[str, dict[str, str]]:
     return {name: box.groupdict() for name, text in texts.items() if (box := _FOUND.search(text))}
 
 
+def check_boxes(project: Project) -> None:
+    """Check that every box shows the recorded program and output.
+
+    Raises:
+        Problem: with the pages whose boxes show something else.
+    """
+    shown, path = boxes(project), _record(project)
+    recorded = read_record(path) if path.is_file() else {}
+    if changed := sorted(name for name in {*shown, *recorded} if shown.get(name) != recorded.get(name)):
+        raise Problem(
+            f"the boxes In JAX of these pages do not show what was recorded: {', '.join(changed)}; run `make jax`"
+        )
+
+
 def jax(project: Project) -> int:
     """Run the program of every box, and return the exit status.
 
@@ -55,8 +69,12 @@ def jax(project: Project) -> int:
             if page.stem in row:
                 old, new = (BOX.format(**each[page.stem]) for each in (shown, row))
                 write(page, page_text(page).replace(old, new))
-        keep(project, "jax", row)
+        write_record(_record(project), row)
     return clean(project, "jax", ["programs"] if "error" in row else [])
+
+
+def _record(project: Project) -> Path:
+    return project.results / "measured" / "jax.json"
 
 
 def run(codes: dict[str, str], environment: Isolated) -> Row:

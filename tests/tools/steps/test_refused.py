@@ -6,6 +6,7 @@ import pytest
 from scratch import Book, copied, edit
 
 from tools.project import write_record
+from tools.versions.jax import BOX
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +15,10 @@ def made(tmp_path_factory):
     claim = "from helpers import Case\n\ncase = Case('10729')\ncase.claim('vanilla', 'x', 1.0, 1.0)"
     chapters = {"one": ["print(6 * 7.5)\n6 / 3"], "two": ["print(1)", "import math\nmath.pi"], "claim": [claim]}
     book = Book(tmp_path_factory.mktemp("made") / "book", chapters)
-    (book.root / "chapters" / "words.md").write_text("# Words\n\nNo number.\n", encoding="utf-8")
+    words = "# Words\n\nNo number.\n\n[torch#77](https://github.com/pytorch/torch/issues/77)\n\n"
+    box = {"code": "print(2)\n", "jax": "1.2", "printed": "2\n"}
+    (book.root / "chapters" / "words.md").write_text(words + BOX.format(**box), encoding="utf-8")
+    write_record(book.root / "results" / "measured" / "jax.json", {"words": box})
     book.contents("one", "two", "claim", "words")
     for command in ("record", "check"):  # with what is recorded the environment is another, whose outputs are cached
         done = book.run(command)
@@ -42,6 +46,16 @@ REFUSED = [
     ),
     ("chapters/words.md", "No number", "It is 31", "check", ["words.md, line 3: 31 ("]),
     ("chapters/two.md", "kernelspec:", "kernel:", "notebooks", ["these pages are no longer run: two"]),
+    (
+        "chapters/words.md",
+        "issues/77",
+        "issues/78",
+        "check",
+        ["words.md: the text of a link is torch#77, but"],
+    ),
+    ("chapters/words.md", "No number", "See torch#78", "check", ["words.md: torch#78 is not in results/threads.txt\n"]),
+    ("chapters/words.md", "print(2)", "print(3)", "check", ["of these pages do not show what was recorded: words;"]),
+    ("chapters/words.md", "text\n2", "text\n3", "check", ["of these pages do not show what was recorded: words;"]),
     ("_toc.yml", "  - file: chapters/two\n", "", "notebooks", ["these pages are no longer run: two"]),
     ("_toc.yml", "two\n  - file: chapters/claim", "claim\n  - file: chapters/two", "notebooks", ["have another order"]),
 ]

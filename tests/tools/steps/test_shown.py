@@ -6,8 +6,10 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from scratch import Book, edit
 
+from tools.picture import PAGE, _record, _shown
+from tools.project import Problem, Project, write_record
 from tools.steps.addresses import lost_addresses
-from tools.steps.shown import broken, missing
+from tools.steps.shown import broken, missing, problems
 
 PRINTED = new_output("stream", text="a < 'b'\n")
 STATED = new_output("display_data", data={"text/html": '<div class="zn"><style>p {}</style><b>1</b></div>'})
@@ -93,3 +95,26 @@ def test_a_published_address_stays(project):
     assert "a.html#two" not in project.addresses.read_text()
     assert lost_addresses(project, {"a.html": '<span id="one"></span><section id="two">', "b.html": "<p>"}) == []
     assert "a.html#two" in project.addresses.read_text()
+
+
+def test_the_picture_of_the_readme_is_the_one_that_was_taken_of_this_table(project):
+    (project.root / "_config.yml").write_text("html: {baseurl: https://book.org}")
+    (project.root / "_toc.yml").write_text("{format: jb-book, root: one, chapters: [{file: chapters/where-over-exp}]}")
+    for name in ("one", "chapters/where-over-exp"):
+        (project.root / name).parent.mkdir(exist_ok=True)
+        (project.root / f"{name}.md").write_text("# One")
+    (project.site / "chapters").mkdir(parents=True)
+    project.picture.parent.mkdir(exist_ok=True)
+    project.picture.write_bytes(b"picture")
+
+    def is_refused(table):
+        (project.site / PAGE).write_text(table)
+        return any("make picture" in each for each in problems(Project(project.root), []))
+
+    table = '<table class="a" data-verdict="b"><tr><td>x = 90</td><td>NaN</td></tr></table>'
+    with pytest.raises(Problem, match="picture.json is missing; .* run `make picture`"):
+        is_refused(table)
+    write_record(_record(project), _shown(project, table))
+    assert not is_refused(table) and is_refused(table.replace("NaN", "0"))
+    project.picture.write_bytes(b"another")
+    assert is_refused(table)

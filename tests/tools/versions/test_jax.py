@@ -63,6 +63,22 @@ SAID = {
         "the row is 0": r"softmax\(where=\): \[1\.5 0\. \] \[0\.5 0\.5 0\. \]",
         "the mean of all values": r"dot_product_attention: \[1\.5 4\. \]",  # of 1, 2 and 9
     },
+    "undefined": {
+        "same infinite slopes of `sqrt` and `arccos`": "sqrt: inf arccos: -inf",
+        "its norm of zeros and its `std` of equal elements give NaN": (
+            r"^norm: \[nan nan\](?:.*\n)std of equal elements: \[nan nan\]"
+        ),
+        "The slope of `hypot` is finite": r"hypot: 0\.5$",
+        "Two `where` choose 0 for the norm, and also in a gradient penalty": (
+            r"two wheres: \[0\. 0\.\]\ngradient penalty: \[0\. 0\.\]"
+        ),
+    },
+    "mixed-precision": {
+        "the loss is infinite, and the softmax is NaN": r"loss: inf 90112\n.* 90000\.0\nsoftmax: \[nan nan\]",
+        "If a gradient underflows to 0 in float16, multiply the loss by a scale": (
+            r"gradient: 0\.0\nwith a scale: 2\.00\d+e-08"
+        ),
+    },
     "six-spellings-of-max": {
         "the slope of `abs` at 0 is 1": r"\(y \+ abs\(y\)\) / 2: 1\.0,",
         "the slope of `clip` is 0.5": r"clip: 0\.5,",

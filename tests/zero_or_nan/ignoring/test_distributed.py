@@ -165,6 +165,12 @@ DDP = pytest.mark.setup(
     "model = DistributedDataParallel(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
     "It works no matter which process has the bad rows, also with `no_sync`, `static_graph` and checkpointing.",
 )
+COMPILED_DDP = pytest.mark.setup(
+    "DistributedDataParallel with `torch.compile`",
+    'model = DistributedDataParallel(torch.compile(model, backend="aot_eager"))\nloss = loss_of(model, rows)\n'
+    "ignoring.backward(loss)",
+    "You may also compile the `DistributedDataParallel` itself, with a graph for each bucket.",
+)
 FSDP1 = pytest.mark.setup(
     "FSDP1", "model = FullyShardedDataParallel(model)\nignoring.backward(loss)",
     "It works no matter which process has the bad rows, also if nested, and with `use_orig_params=True`.",
@@ -187,7 +193,7 @@ DTENSOR = pytest.mark.setup(
 )  # fmt: skip
 ROWS = {
     "ddp": DDP, "ddp_with_a_static_graph_and_a_checkpoint": DDP, "ddp_with_an_idle_layer": DDP,
-    "ddp_of_a_compiled_module": DDP, "ddp_compiled_with_a_graph_for_each_bucket": DDP,
+    "ddp_of_a_compiled_module": COMPILED_DDP, "ddp_compiled_with_a_graph_for_each_bucket": COMPILED_DDP,
     "fsdp1": FSDP1, "fsdp1_nested_with_original_parameters": FSDP1,
     "fsdp2_with_a_checkpoint": FSDP2, "fsdp2_with_compiled_layers": FSDP2,
     "tensor_parallel": TENSOR_PARALLEL, "distributed_tensors": DTENSOR,
