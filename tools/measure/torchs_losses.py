@@ -168,5 +168,7 @@ TRACKER = {
     "Kumaraswamy": "known: pytorch#95548",
     "RelaxedOneHotCategorical": "known: pytorch#18254, which was closed",
     "RelaxedBernoulli": "known: pytorch#18254, which was closed",
+    "Uniform": "documented: the interval is half-open",
+    "TransformedDistribution": "documented: TanhTransform asks for cache_size=1",
 }
 """By the beginning of the code of a loss that can fail, what PyTorch's tracker says. It was read on 2026-11-26."""
