@@ -34,6 +34,7 @@ from zero_or_nan.explain.report.remedies import (
     REMEDIES,
     remedy,
 )
+from zero_or_nan.explain.watch.watch import NOT_IN_TRANSFORMS
 from zero_or_nan.functions.numerics import NUMERICS, numerics_of
 from zero_or_nan.functions.rewrites import REWRITES
 
@@ -109,6 +110,8 @@ def test_a_section_that_is_not_general_names_the_function_or_its_cause(kind):
 @pytest.mark.parametrize("point", [each for group in POINTS.values() for each in group], ids=lambda point: point.name)
 def test_a_point_of_the_atlas_is_linked_there_or_where_more_is_said(point):
     report = report_of(lambda: measure(point.code, point.at, point.given))
+    if NOT_IN_TRANSFORMS in report.notes:
+        return  # the function is not known there
     assert not [origin for origin in report if "undefined.html#what-to-do" in origin.chapter]
 
 

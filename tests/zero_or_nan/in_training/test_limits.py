@@ -113,8 +113,8 @@ class Squared(torch.autograd.Function):
 @pytest.mark.setup(
     "Your own `autograd.Function`",
     "squares = Squared.apply(model(rows))\nloss = torch.where(used, squares, 0.0).sum()\nignoring.backward(loss)",
-    "`ignoring` warns if it can't follow your function, for example if its backward uses NumPy, `data_ptr`, `out=`, a "
-    "kernel without a rule, or runs a backward pass itself.",
+    "`ignoring` warns if it can't follow your function, for example if its backward uses NumPy, `data_ptr` or `out=`, "
+    "or itself runs a backward pass.",
 )
 @compared()
 def test_a_function_of_ones_own(ignoring, rows):
