@@ -42,7 +42,7 @@ def test_the_rest_works_without_the_extras(tmp_path: Path):
     for extra in EXTRAS:
         delete(extra, copy / "ignoring")
     tests = [f"tests/zero_or_nan/{name}" for name in REST]
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--tb=short", *tests]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *tests]
     paths = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=paths, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout
