@@ -4,7 +4,6 @@ There PyTorch computes backward in threads of its own, kernels assert instead of
 while a CUDA graph is captured, and users set another default device.
 """
 
-import contextlib
 import threading
 
 import pytest
@@ -174,15 +173,6 @@ def test_the_search_refuses_them_and_finds_the_same(monkeypatch):
 # The default device.
 
 
-@contextlib.contextmanager
-def no_numbers_by_default():
-    torch.set_default_device("meta")
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
-
-
 def test_what_explain_makes_is_on_the_device_of_the_program():
     """A program on the CPU, where new tensors have no numbers, stands for one on a GPU, where they are on the GPU."""
     x, rows, labels = tensor([0.0, 200.0], requires_grad=True), torch.randn(4, 3), tensor([0, 1, 2, 0])
@@ -201,7 +191,7 @@ def test_what_explain_makes_is_on_the_device_of_the_program():
         return [str(each).replace(", device='cpu'", "") for each in (report, *probed)]
 
     expected = said()
-    with no_numbers_by_default():
+    with torch.device("meta"):
         assert said() == expected
 
 
@@ -210,14 +200,14 @@ def test_a_pack_is_unpacked_on_its_own_device():
     rows[1:, 1] = torch.nan
     packed = nn.utils.rnn.pack_padded_sequence(rows * w, lengths)
     result = nn.GRU(4, 2)(packed)[0].data.sum()
-    with no_numbers_by_default():
+    with torch.device("meta"):
         ignoring.backward(result)
     assert w.grad.isfinite().all()
 
 
 def test_what_is_drawn_is_on_the_device_of_what_it_replaces():
     x, generator = ones(3), torch.Generator().manual_seed(0)
-    with no_numbers_by_default():
+    with torch.device("meta"):
         ordinary = trial.ordinary({0: x}, seed=0)[0]
         between = probing._between(Case((x,)), Case((x * 2,)), [0], generator).tensors[0]
         places = recurrent.places(tensor([2, 1], device="cpu"))

@@ -12,7 +12,7 @@ from scratch import ROOT
 LIBRARY = ROOT / "src" / "zero_or_nan"
 EXTRAS = sorted(path.stem for path in (LIBRARY / "ignoring" / "extras").iterdir() if path.stem[0] != "_")
 
-REST = ("ignoring/test_definition.py", "ignoring/test_masks.py", "ignoring/test_passes.py", "explain/test_printed.py")
+REST = ("ignoring/test_masks.py", "ignoring/test_passes.py", "explain/test_printed.py")
 """Tests of what everybody needs."""
 
 

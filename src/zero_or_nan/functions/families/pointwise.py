@@ -206,6 +206,7 @@ numerics("acos=arccos", domain=(-1, 1), steep_at=(-1.0, 1.0), section="undefined
 numerics("asin=arcsin atanh=arctanh erfinv=special_erfinv", domain=(-1, 1), steep_at=(-1.0, 1.0), points=_ANGLES)
 numerics("acosh=arccosh", domain=(1, math.inf), steep_at=(1.0,), points=_ANGLES)
 numerics("xlogy=special_xlogy special_entr", points=_LOGARITHMS)
+numerics("atan2=arctan2", points=_ANGLES)
 numerics("hypot", points="atlas#norms-and-distances")
 numerics("logit=special_logit", domain=(0, 1), steep_at=(0.0, 1.0), points=_LOGARITHMS)
 numerics("tanh", inverse=math.atanh)
