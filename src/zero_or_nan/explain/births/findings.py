@@ -153,6 +153,7 @@ class Births:
 
     @never_traced
     def stop(self, births: list[Birth]) -> None:
+        """Let the list get no more births."""
         self._collecting.pop(list(map(id, self._collecting)).index(id(births)))
 
 

@@ -56,14 +56,17 @@ def _within(numbers: Tensor, least: float, most: float) -> bool:
     return not numbers.numel() or bool(((numbers >= least) & (numbers <= most)).all())
 
 
+def _size(given: Given) -> int:
+    """The size of the dimension along which an index counts."""
+    return given["self"].shape[given["dim"]] if given["self"].dim() else 1
+
+
 def _along_a_dimension(given: Given) -> bool:
-    size = given["self"].shape[given["dim"]] if given["self"].dim() else 1
-    return _within(given["index"], 0, size - 1)
+    return _within(given["index"], 0, _size(given) - 1)
 
 
 def _from_either_end(given: Given) -> bool:
-    size = given["self"].shape[given["dim"]] if given["self"].dim() else 1
-    return _within(given["index"], -size, size - 1)
+    return _within(given["index"], -_size(given), _size(given) - 1)
 
 
 def _anywhere(given: Given) -> bool:
