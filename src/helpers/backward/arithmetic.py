@@ -6,7 +6,8 @@ bits as the recorded cotangent. Otherwise the figure shows no arithmetic for thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +25,7 @@ GRAD = "grad"
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """The input of a rule.
-
-    Attributes:
-        grad: the cotangent that arrives.
-        saved: everything that the node saved, by PyTorch's names.
-        slot: the number of the input that the result is for.
-        shape: the shape of this input.
-        passed: the cotangent that the node passed on to this input.
-    """
+    """The input of a rule: what arrives, what was saved, and what the node passes on to input number `slot`."""
 
     grad: Tensor
     saved: Mapping[str, Any]
@@ -100,22 +93,7 @@ class Arithmetic:
         return terms, place, [_flat(operand, terms.shape) for operand in self.operands.values()]
 
 
-Rule = Callable[[Node], Iterator[Arithmetic]]
-RULES: dict[str, Rule] = {}
-"""The rules by the function's name.
-
-A rule gives every arithmetic by which a release of PyTorch computes the derivative.
-"""
-
-
-def rule(*functions: str) -> Callable[[Rule], Rule]:
-    """Register the rule for some functions."""
-
-    def register(made: Rule) -> Rule:
-        RULES.update(dict.fromkeys(functions, made))
-        return made
-
-    return register
+Rule = Callable[[Node], Iterable[Arithmetic]]
 
 
 def arithmetic(step: FigureStep, sent: Sent) -> Arithmetic | None:
@@ -150,150 +128,87 @@ def _number(value: Tensor) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def _made(node: Node, pattern: str, terms: Tensor, **operands: Any) -> Arithmetic:
-    """Elementwise arithmetic. If the forward pass broadcast the input, the terms are summed."""
+def _made(node: Node, pattern: str, operands: Mapping[str, Any] | None = None, **more: Any) -> Arithmetic:
+    """Elementwise arithmetic. If the forward pass broadcast the input, the terms are summed.
+
+    `more` has the operand `grad`, if it is not the arriving cotangent, the `terms`, if the pattern does not give their
+    bits, and further fields.
+    """
+    operands = {GRAD: more.pop(GRAD, node.grad), **(operands or {})}
+    terms = more.pop("terms", None)
+    if terms is None:
+        terms = _computed(pattern, [*operands.values()])
     if terms.shape == node.shape:
-        return Arithmetic(pattern, {GRAD: node.grad, **operands}, terms)
-    return Arithmetic(pattern, {GRAD: node.grad, **operands}, terms.sum_to_size(node.shape), terms)
+        return Arithmetic(pattern, operands, terms, **more)
+    return Arithmetic(pattern, operands, terms.sum_to_size(node.shape), terms, **more)
 
 
-# Elementwise functions.
+def _computed(pattern: str, operands: Sequence[Any]) -> Tensor:
+    """The result of a pattern, element by element."""
+    code = pattern.format(*(f"operands[{at}]" for at in range(len(operands))))
+    code = code.translate(str.maketrans({"−": "-", "×": "*", "÷": "/", "³": "**3"}))
+    code = re.sub("(.+) if (.+) else (.+)", r"torch.where(\2, \1, \3)", code)
+    result: Tensor = eval(code, {"torch": torch, "operands": operands})
+    return result
 
 
-@rule("mul")
-def _(node: Node) -> Iterator[Arithmetic]:
-    name = "other" if node.slot == 0 else "self"
-    factor = node.saved[name]
-    yield _made(node, "{} × {}", node.grad * factor, **{name: factor})
+def _formula(*by_slot: str) -> Rule:
+    """The rule of elementwise functions: a formula for each input. Its names are `grad` and what the node saved."""
+
+    def rule(node: Node) -> Iterable[Arithmetic]:
+        if node.slot < len(by_slot):
+            parts = re.split(r"\b(?!if|else)([a-z_]+)", by_slot[node.slot])
+            names = list(dict.fromkeys([GRAD, *parts[1::2]]))
+            parts[1::2] = [f"{{{names.index(name)}}}" for name in parts[1::2]]
+            yield _made(node, "".join(parts), {name: node.saved[name] for name in names[1:]})
+
+    return rule
 
 
-@rule("div")
-def _(node: Node) -> Iterator[Arithmetic]:
-    other = node.saved["other"]
-    if node.slot == 0:
-        yield _made(node, "{} ÷ {}", node.grad / other, other=other)
-    else:
-        above = node.saved["self"]
-        terms = -node.grad * ((above / other) / other)
-        yield _made(node, "−{} × (({1} ÷ {2}) ÷ {2})".replace("{}", "{0}"), terms, self=above, other=other)
+def _moved(value: Tensor, words: str) -> list[Arithmetic]:
+    """A node that brings each element of the cotangent to its place, and passes on 0 elsewhere."""
+    return [Arithmetic("{}", {GRAD: value}, value, words=words)]
 
 
-@rule("exp")
-def _(node: Node) -> Iterator[Arithmetic]:
-    result = node.saved["result"]
-    yield _made(node, "{} × {}", node.grad * result, result=result)
+def _squashed(pattern: str, backward: Callable[[Tensor, Tensor], Tensor]) -> Rule:
+    def rule(node: Node) -> Iterable[Arithmetic]:
+        result = node.saved["result"]
+        yield _made(node, pattern, {"result": result}, terms=backward(node.grad, result))
+
+    return rule
 
 
-@rule("reciprocal")
-def _(node: Node) -> Iterator[Arithmetic]:
-    result = node.saved["result"]
-    yield _made(node, "−{0} × ({1} × {1})", -node.grad * (result * result), result=result)
-
-
-@rule("sqrt")
-def _(node: Node) -> Iterator[Arithmetic]:
-    result = node.saved["result"]
-    yield _made(node, "{} ÷ (2 × {})", node.grad / (2 * result), result=result)
-
-
-@rule("rsqrt")
-def _(node: Node) -> Iterator[Arithmetic]:
-    result = node.saved["result"]
-    yield _made(node, "−0.5 × {} × {}³", -0.5 * node.grad * result.pow(3), result=result)
-
-
-@rule("log")
-def _(node: Node) -> Iterator[Arithmetic]:
-    yield _made(node, "{} ÷ {}", node.grad.div(node.saved["self"]), self=node.saved["self"])
-
-
-@rule("sigmoid")
-def _(node: Node) -> Iterator[Arithmetic]:
-    result = node.saved["result"]
-    yield _made(node, "{0} × (1 − {1}) × {1}", torch.ops.aten.sigmoid_backward(node.grad, result), result=result)
-
-
-@rule("tanh")
-def _(node: Node) -> Iterator[Arithmetic]:
-    result = node.saved["result"]
-    yield _made(node, "{0} × (1 − {1} × {1})", torch.ops.aten.tanh_backward(node.grad, result), result=result)
-
-
-@rule("pow")
-def _(node: Node) -> Iterator[Arithmetic]:
+def _pow(node: Node) -> Iterable[Arithmetic]:
     base, exponent = node.saved["self"], node.saved["exponent"]
     if node.slot == 0 and isinstance(exponent, (int, float)) and exponent != 0:
-        terms = node.grad * (exponent * base.pow(exponent - 1))
         power = "{1}" if exponent == 2 else f"{{1}}^{exponent - 1:g}"
-        yield _made(node, f"{{0}} × ({exponent:g} × {power})", terms, self=base)
+        terms = node.grad * (exponent * base.pow(exponent - 1))
+        yield _made(node, f"{{0}} × ({exponent:g} × {power})", {"self": base}, terms=terms)
 
 
-@rule("add", "sub")
-def _(node: Node) -> Iterator[Arithmetic]:
+def _add(node: Node) -> Iterable[Arithmetic]:
     if node.slot == 0 or node.saved["alpha"] == 1:
-        yield _made(node, "{}", node.grad)
-        yield _made(node, "−{}", -node.grad)
+        yield from (_made(node, "{}"), _made(node, "−{}"))
 
 
-@rule("neg")
-def _(node: Node) -> Iterator[Arithmetic]:
-    yield _made(node, "−{}", -node.grad)
+def _abs(node: Node) -> Iterable[Arithmetic]:
+    yield _made(node, "{} × {}", {"sign(self)": node.saved["self"].sgn()})
 
 
-@rule("abs")
-def _(node: Node) -> Iterator[Arithmetic]:
-    sign = node.saved["self"].sgn()
-    yield _made(node, "{} × {}", node.grad * sign, **{"sign(self)": sign})
-
-
-@rule("linalg_vector_norm")
-def _(node: Node) -> Iterator[Arithmetic]:
+def _norm(node: Node) -> Iterable[Arithmetic]:
     if node.saved["ord"] == 2 and node.saved["dim"] is None:
         norm = node.saved["result"]
-        unit = (node.saved["self"] / norm).masked_fill(norm == 0, 0)
-        yield _made(node, "{} × {}", node.grad * unit, **{"(self ÷ norm)": unit})
+        yield _made(node, "{} × {}", {"(self ÷ norm)": (node.saved["self"] / norm).masked_fill(norm == 0, 0)})
 
 
-# Functions that pass on some elements, and 0 for the others.
-
-
-@rule("where")
-def _(node: Node) -> Iterator[Arithmetic]:
-    condition, zero = node.saved["condition"], node.grad.new_zeros(())
-    if node.slot == 0:
-        yield _made(node, "{} if {} else 0", torch.where(condition, node.grad, zero), condition=condition)
-    else:
-        yield _made(node, "0 if {1} else {0}", torch.where(condition, zero, node.grad), condition=condition)
-
-
-@rule("masked_fill")
-def _(node: Node) -> Iterator[Arithmetic]:
-    mask = node.saved["mask"]
-    if node.slot == 0:
-        yield _made(node, "0 if {1} else {0}", node.grad.masked_fill(mask, 0), mask=mask)
-
-
-@rule("clamp", "clamp_min", "clamp_max")
-def _(node: Node) -> Iterator[Arithmetic]:
-    value, zero = node.saved["self"], node.grad.new_zeros(())
-    low, high = node.saved.get("min"), node.saved.get("max")
+def _clamp(node: Node) -> Iterable[Arithmetic]:
+    value, low, high = node.saved["self"], node.saved.get("min"), node.saved.get("max")
     # Exactly at a bound the slope is 1 up to PyTorch 2.13, and 0 from 2.14 on.
     for above, below in ((torch.ge, torch.le), (torch.gt, torch.lt)):
         inside = torch.ones_like(value, dtype=torch.bool)
         inside = inside if low is None else inside & above(value, low)
         inside = inside if high is None else inside & below(value, high)
-        made = torch.where(inside, node.grad, zero)
-        yield _made(node, "{} if {} else 0", made, **{"inside the bounds": inside})
-
-
-@rule("relu")
-def _(node: Node) -> Iterator[Arithmetic]:
-    positive = node.saved["result"] > 0
-    made = torch.where(positive, node.grad, node.grad.new_zeros(()))
-    yield _made(node, "{} if {} else 0", made, **{"result > 0": positive})
-
-
-# Sums and means: each cotangent is for many elements.
+        yield _made(node, "{} if {} else 0", {"inside the bounds": inside})
 
 
 def _spread(node: Node) -> Tensor:
@@ -306,85 +221,44 @@ def _spread(node: Node) -> Tensor:
     return grad.expand(node.shape)
 
 
-@rule("sum")
-def _(node: Node) -> Iterator[Arithmetic]:
-    yield Arithmetic("{}", {GRAD: _spread(node)}, _spread(node), words="grad, for every element")
+def _mean(node: Node) -> Iterable[Arithmetic]:
+    yield _made(node, f"{{}} ÷ {node.passed.numel() // max(node.grad.numel(), 1)}", grad=_spread(node))
 
 
-@rule("mean")
-def _(node: Node) -> Iterator[Arithmetic]:
-    count = node.passed.numel() // max(node.grad.numel(), 1)
-    yield Arithmetic(f"{{}} ÷ {count}", {GRAD: _spread(node)}, _spread(node) / count)
+def _nansum(node: Node) -> Iterable[Arithmetic]:
+    grad, number = _spread(node), node.saved["self"].isnan().logical_not()
+    yield _made(node, "{} if {} else 0", {"not isnan(self)": number}, grad=grad, terms=grad * number)
 
 
-@rule("nansum")
-def _(node: Node) -> Iterator[Arithmetic]:
-    number = node.saved["self"].isnan().logical_not()
-    operands = {GRAD: _spread(node), "not isnan(self)": number}
-    yield Arithmetic("{} if {} else 0", operands, _spread(node) * number)
-
-
-# Functions that move elements: the cotangent moves back.
-
-
-@rule("index")
-def _(node: Node) -> Iterator[Arithmetic]:
+def _index(node: Node) -> Iterable[Arithmetic]:
     zeros = node.grad.new_zeros(node.shape)
     value = torch.ops.aten.index_put(zeros, list(node.saved["indices"]), node.grad, True)
-    yield Arithmetic("{}", {GRAD: value}, value, words="grad where picked, else 0")
+    return _moved(value, "grad where picked, else 0")
 
 
-@rule("index_put")
-def _(node: Node) -> Iterator[Arithmetic]:
-    indices = list(node.saved["indices"])
-    if node.slot == 0 and not node.saved["accumulate"]:
-        value = torch.ops.aten.index_put(node.grad, indices, node.grad.new_zeros(()))
-        yield Arithmetic("{}", {GRAD: node.grad}, value, words="grad, 0 where overwritten")
+def _index_put(node: Node) -> Iterable[Arithmetic]:
+    if node.slot != 0 or node.saved["accumulate"]:
+        return []
+    value = torch.ops.aten.index_put(node.grad, list(node.saved["indices"]), node.grad.new_zeros(()))
+    return _moved(value, "grad, 0 where overwritten")
 
 
-@rule("copy_slices")
-def _(node: Node) -> Iterator[Arithmetic]:
+def _copy_slices(node: Node) -> Iterable[Arithmetic]:
     # The node does not save which elements were written to. They are the elements that it passes no cotangent to.
-    if node.shape == node.grad.shape:
-        value = torch.where(node.passed == 0, 0, node.grad)
-        yield Arithmetic("{}", {GRAD: node.grad}, value, words="grad, 0 where overwritten")
+    return _moved(torch.where(node.passed == 0, 0, node.grad), "grad, 0 where overwritten")
 
 
-@rule("slice")
-def _(node: Node) -> Iterator[Arithmetic]:
+def _slice(node: Node) -> Iterable[Arithmetic]:
     saved = node.saved
     end = 2**63 - 1 if saved["end"] is None else saved["end"]
     ends = saved["dim"], saved["start"] or 0, end, saved["step"]
-    value = torch.ops.aten.slice_backward(node.grad, list(node.shape), *ends)
-    yield Arithmetic("{}", {GRAD: value}, value, words="grad in the slice, else 0")
+    return _moved(torch.ops.aten.slice_backward(node.grad, list(node.shape), *ends), "grad in the slice, else 0")
 
 
-@rule("select")
-def _(node: Node) -> Iterator[Arithmetic]:
+def _select(node: Node) -> Iterable[Arithmetic]:
     dim, index = signed(node.saved["dim"]), signed(node.saved["index"])
     value = torch.ops.aten.select_backward(node.grad, list(node.shape), dim, index)
-    yield Arithmetic("{}", {GRAD: value}, value, words=f"grad at index {index}, else 0")
-
-
-@rule("t", "transpose")
-def _(node: Node) -> Iterator[Arithmetic]:
-    if node.grad.dim() == 2:
-        yield Arithmetic("{}", {GRAD: node.grad.t()}, node.grad.t(), words="grad, transposed")
-
-
-@rule("view", "unsafe_view", "reshape_alias", "squeeze", "unsqueeze", "clone", "alias")
-def _(node: Node) -> Iterator[Arithmetic]:
-    value = node.grad.reshape(node.shape)
-    yield Arithmetic("{}", {GRAD: value}, value, words="grad, in the input's shape")
-
-
-@rule("expand")
-def _(node: Node) -> Iterator[Arithmetic]:
-    value = node.grad.sum_to_size(node.shape)
-    yield Arithmetic("{}", {GRAD: node.grad}, value, node.grad, words="grad, summed over the copies")
-
-
-# Matrix products: each element is a sum of products.
+    return _moved(value, f"grad at index {index}, else 0")
 
 
 def _product(left: Tensor, right: Tensor, names: tuple[str, str], value: Tensor) -> Arithmetic:
@@ -402,8 +276,7 @@ def _product(left: Tensor, right: Tensor, names: tuple[str, str], value: Tensor)
     return Arithmetic("{} × {}", operands, value, of_left(left) * of_right(right), " @ ".join(names), arranged)
 
 
-@rule("mm", "addmm", "linear")
-def _(node: Node) -> Iterator[Arithmetic]:
+def _mm(node: Node) -> Iterable[Arithmetic]:
     saved, slot = node.saved, node.slot - ("mat1" in node.saved)
     if saved.get("beta" if slot == -1 else "alpha", 1) != 1:
         return
@@ -415,17 +288,53 @@ def _(node: Node) -> Iterator[Arithmetic]:
         other = saved[name].t()
         yield _product(other, node.grad, (f"{name}.T", GRAD), other.mm(node.grad))
     elif slot == -1:
-        yield _made(node, "{}", node.grad)
+        yield _made(node, "{}")
 
 
-@rule("mv")
-def _(node: Node) -> Iterator[Arithmetic]:
+def _mv(node: Node) -> Iterable[Arithmetic]:
+    column, vector, matrix = node.grad.unsqueeze(1), node.saved["vec"], node.saved["self"]
     if node.slot == 0:
-        value = node.grad.ger(node.saved["vec"])
-        yield _product(node.grad.unsqueeze(1), node.saved["vec"].unsqueeze(0), (GRAD, "vec"), value)
+        yield _product(column, vector.unsqueeze(0), (GRAD, "vec"), node.grad.ger(vector))
     else:
-        matrix = node.saved["self"].t()
-        operands = {GRAD: node.grad.unsqueeze(1), "self.T": node.saved["self"]}
-        terms = node.saved["self"] * node.grad.unsqueeze(1)
-        value = matrix.mv(node.grad)
+        value, terms = matrix.t().mv(node.grad), matrix * column
+        operands = {GRAD: column, "self.T": matrix}
         yield Arithmetic("{} × {}", operands, value, terms, "self.T @ grad", lambda tensor: tensor.unsqueeze(1))
+
+
+RULES: dict[str, Rule] = {
+    "mul": _formula("grad × other", "grad × self"),
+    "div": _formula("grad ÷ other", "−grad × ((self ÷ other) ÷ other)"),
+    "exp": _formula("grad × result"),
+    "reciprocal": _formula("−grad × (result × result)"),
+    "sqrt": _formula("grad ÷ (2 × result)"),
+    "rsqrt": _formula("−0.5 × grad × result³"),
+    "log": _formula("grad ÷ self"),
+    "sigmoid": _squashed("{0} × (1 − {1}) × {1}", torch.ops.aten.sigmoid_backward),
+    "tanh": _squashed("{0} × (1 − {1} × {1})", torch.ops.aten.tanh_backward),
+    "pow": _pow,
+    **dict.fromkeys(("add", "sub"), _add),
+    "neg": _formula("−grad"),
+    "abs": _abs,
+    "linalg_vector_norm": _norm,
+    "where": _formula("grad if condition else 0", "0 if condition else grad"),
+    "masked_fill": _formula("0 if mask else grad"),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
+    "relu": _formula("grad if result > 0 else 0"),
+    "sum": lambda node: _moved(_spread(node), "grad, for every element"),
+    "mean": _mean,
+    "nansum": _nansum,
+    "index": _index,
+    "index_put": _index_put,
+    "copy_slices": _copy_slices,
+    "slice": _slice,
+    "select": _select,
+    **dict.fromkeys(("t", "transpose"), lambda node: _moved(node.grad.t(), "grad, transposed")),
+    **dict.fromkeys(
+        ("view", "unsafe_view", "reshape_alias", "squeeze", "unsqueeze", "clone", "alias"),
+        lambda node: _moved(node.grad.reshape(node.shape), "grad, in the input's shape"),
+    ),
+    "expand": lambda node: [_made(node, "{}", words="grad, summed over the copies")],
+    **dict.fromkeys(("mm", "addmm", "linear"), _mm),
+    "mv": _mv,
+}
+"""The rules by the function's name. A rule gives every arithmetic by which a release of PyTorch computes it."""
