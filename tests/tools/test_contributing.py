@@ -9,16 +9,22 @@ from scratch import ROOT, Book
 
 NAME = "log-under-a-mask"
 TEMPLATE = "tools/chapter_template.md"
-OTHERS = {"src/helpers/threads.py", "_toc.yml", "chapters/welcome.md", "tests/site/test_search.py"}
+OTHERS = {
+    "src/helpers/threads.toml",
+    "_toc.yml",
+    "chapters/welcome.md",
+    "chapters/messages.toml",
+    "tests/site/test_search.py",
+}
 """The files that the text names beside the page and its template."""
 
-THREAD = f"""    Thread(
-        "{NAME}",
-        "PyTorch forum 1",
-        "NaN gradient of log under torch.where",
-        "https://discuss.pytorch.org/t/log-of-zero/1",
-        "Answered: select before the logarithm.",
-    ),
+THREAD = f"""
+[[cases]]
+key = "{NAME}"
+label = "PyTorch forum 1"
+url = "https://discuss.pytorch.org/t/log-of-zero/1"
+title = "NaN gradient of log under torch.where"
+state = "Answered: select before the logarithm."
 """
 KEY = {'Case("Fill in: the key of the thread")': f'Case("{NAME}")'}
 PAGE = {
@@ -60,7 +66,7 @@ def fill_in(book: Book, words: dict[str, str]) -> None:
 
 
 def test_a_new_chapter_by_the_steps_of_the_text_is_built(tmp_path: Path) -> None:
-    files = re.findall(r"`([\w/.<>-]+\.(?:py|md|yml))`", STEPS)
+    files = re.findall(r"`([\w/.<>-]+\.(?:py|md|yml|toml))`", STEPS)
     assert set(files) == {"chapters/<name>.md", TEMPLATE, *OTHERS}, "the text names other files than a chapter needs"
     assert all((ROOT / name).is_file() for name in OTHERS)
     commands = list(dict.fromkeys(re.findall(r"`make ([a-z-]+)(?: [A-Z]+=[\w-]+)?`", STEPS)))
@@ -68,7 +74,7 @@ def test_a_new_chapter_by_the_steps_of_the_text_is_built(tmp_path: Path) -> None
     book = Book(tmp_path / "book", {"one": ["print(1)"]})
     shutil.copy(ROOT / TEMPLATE, book.chapter(NAME))
     book.contents("one", NAME)
-    book.edit("src/helpers/threads.py", '\n)\n"""Every', f'\n{THREAD})\n"""Every')
+    book.edit("src/helpers/threads.toml", '\n[[points]]\nkey = "notes"', f'{THREAD}\n[[points]]\nkey = "notes"')
     fill_in(book, KEY)
     done = book.run("check", NAME)
     assert done.returncode == 1 and f"chapters/{NAME}.md, code cell 3 (case.claim(" in done.stderr
