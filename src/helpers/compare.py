@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 import torch
@@ -64,18 +63,6 @@ class Tolerance:
         if largest and self.atol + self.rtol * largest > largest * WIDEST:
             return f"no reason allows more than {WIDEST:.0%} of the largest expected element"
         return ""
-
-    @classmethod
-    def parse(cls, text: str) -> Tolerance:
-        """The tolerance that has this text.
-
-        >>> Tolerance.parse("within 2 ulps, atol 1e-06")
-        Tolerance(ulps=2, rtol=0.0, atol=1e-06, signed_zero=False, because='')
-        """
-        text, _, because = text.partition("because ")
-        stated = dict(re.findall(r"\b(within|rtol|atol) ([\d.e+-]*\d)", text))
-        numbers = float(stated.get("rtol", 0)), float(stated.get("atol", 0))
-        return cls(int(stated.get("within", 0)), *numbers, "sign of zero counts" in text, because)
 
 
 def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -116,21 +116,6 @@ class Raised:
 Outcome = Entries | Absent | Raised
 
 
-def from_json(content: dict[str, Any]) -> Outcome:
-    """The outcome that has this JSON: the inverse of `json`.
-
-    >>> describe(from_json({"dtype": "float32", "shape": [2], "entries": ["0.1", "--"]}))
-    '[0.1, --]'
-    """
-    if "entries" not in content:
-        return Absent() if "absent" in content else Raised(content["raised"], content["message"])
-    dtype, texts = getattr(torch, content["dtype"]), content["entries"]
-    number = float if dtype.is_floating_point else int
-    values = [text == "True" if dtype is torch.bool else number(text) if text != "--" else 0 for text in texts]
-    used = torch.tensor([text != "--" for text in texts], dtype=torch.bool, device="cpu").reshape(content["shape"])
-    return Entries(torch.tensor(values, dtype=dtype, device="cpu").reshape(content["shape"]), used)
-
-
 def outcome(value: Any) -> Outcome:
     """Convert an observed or expected value to an outcome: `Entries`, `Absent` or `Raised`.
 

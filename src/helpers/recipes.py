@@ -27,7 +27,8 @@ class Situation:
         x: the value of the leaf whose gradient is wanted.
         y: the dangerous expression.
         loss: the loss, an expression of `y`.
-        alone: an expression for the terms of the loss that uses the used elements alone. They are added up.
+        alone: an expression for the terms of the loss that uses the used elements alone. They are added up. By default,
+            it is `y`.
         select: `y` of the used elements alone, for *select first*.
         safe: `y` with a harmless number in place of the dangerous one, for *double where* and *substitute*.
         substitute: `y` for *substitute*, if people write another one.
@@ -47,10 +48,10 @@ class Situation:
     x: object
     y: str
     loss: str
-    alone: str
     select: str
     safe: str
     masked: str
+    alone: str = ""
     epsilon: str = ""
     substitute: str = ""
     losses: Mapping[str, str] = field(default_factory=dict)
@@ -62,6 +63,11 @@ class Situation:
     def plain(self) -> str:
         """The forward code of plain PyTorch."""
         return _code(self.y, self.loss)
+
+    @property
+    def terms(self) -> str:
+        """The terms of the loss that use the used elements alone."""
+        return self.alone or self.y
 
     def rewritten(self, remedy: str) -> str | None:
         """The forward code by a remedy of `REWRITES`; None if the remedy has no place here."""
@@ -81,9 +87,9 @@ def _code(y: str, loss: str) -> str:
     return f"{y if 'y = ' in y else f'y = {y}'}\nloss = {loss}"
 
 
-def _used(ignored: Situation, alone: str, losses: Mapping[str, str] | None = None) -> Situation:
+def _used(ignored: Situation, losses: Mapping[str, str] | None = None) -> Situation:
     """The same computation with a loss that uses the dangerous element."""
-    return replace(ignored, loss="y.sum()", alone=alone, losses=losses or {}, used="", ignores=False)
+    return replace(ignored, loss="y.sum()", alone="", losses=losses or {}, used="", ignores=False)
 
 
 _GAP = "a = torch.tensor([1.0, 2.0, nan])\nok = ~a.isnan()"
@@ -92,6 +98,19 @@ _FIRST_ROW_DROPPED = {"double where": "y[1:].sum()", "multiply": "(y * ok[:, 0])
 _MEAN = {"double where": "torch.where(ok, y, 0).sum() / ok.sum()", "multiply": "(y * ok).sum() / ok.sum()"}
 _MEAN |= dict.fromkeys(("select first", "substitute", "masked"), "y.mean()")
 
+NANSUM = Situation(
+    "nansum",
+    "nansum-nanmean",
+    _GAP,
+    1.0,
+    y="x * a",
+    loss="y.nansum()",
+    alone="(x * a[ok]).sum()",
+    select="x * a[ok]",
+    safe="x * torch.where(ok, a, 0)",
+    masked="as_masked_tensor(x.expand(3), ok) * masked_tensor(a, ok)",
+    data="a",
+)
 SQRT = Situation(
     "sqrt of 0",
     "undefined",
@@ -99,7 +118,6 @@ SQRT = Situation(
     [0.0, 4.0],
     y="x.sqrt()",
     loss="torch.where(ok, y, 0).sum()",
-    alone="x.sqrt().sum()",
     select="x[ok].sqrt()",
     safe="torch.where(ok, x, 1).sqrt()",
     masked="as_masked_tensor(x, ok).sqrt()",
@@ -113,7 +131,6 @@ NORM = Situation(
     [[0.0, 0.0], [3.0, 4.0]],
     y="x.square().sum(-1).sqrt()",
     loss="y[1:].sum()",
-    alone="x.square().sum(-1).sqrt().sum()",
     select="x[1:].square().sum(-1).sqrt()",
     safe="torch.where(ok, x, 1).square().sum(-1).sqrt()",
     masked="as_masked_tensor(x, ok.expand(2, 2)).square().sum(-1).sqrt()",
@@ -128,7 +145,6 @@ STD = Situation(
     [[3.0, 3.0], [1.0, 2.0]],
     y="x.var(-1).sqrt()",
     loss="y[1:].sum()",
-    alone="x.var(-1).sqrt().sum()",
     select="x[1:].var(-1).sqrt()",
     safe="torch.where(ok, x, torch.arange(2.0)).var(-1).sqrt()",
     masked="as_masked_tensor(x, ok.expand(2, 2)).var(-1).sqrt()",
@@ -143,7 +159,6 @@ ACOS = Situation(
     [1.0, 0.5],
     y="x.acos()",
     loss="torch.where(ok, y, 0).sum()",
-    alone="x.acos().sum()",
     select="x[ok].acos()",
     safe="torch.where(ok, x, 0).acos()",
     masked="as_masked_tensor(x, ok).acos()",
@@ -157,7 +172,6 @@ LOG = Situation(
     [0.0, 0.5],
     y="x.log()",
     loss="torch.where(ok, y, 0).sum()",
-    alone="x.log().sum()",
     select="x[ok].log()",
     safe="torch.where(ok, x, 1).log()",
     masked="as_masked_tensor(x, ok).log()",
@@ -171,7 +185,6 @@ ATAN2 = Situation(
     [[0.0, 0.0], [3.0, 4.0]],
     y="torch.atan2(x[:, 0], x[:, 1])",
     loss="y[1:].sum()",
-    alone="torch.atan2(x[:, 0], x[:, 1]).sum()",
     select="torch.atan2(x[1:, 0], x[1:, 1])",
     safe="z = torch.where(ok, x, 1)\ny = torch.atan2(z[:, 0], z[:, 1])",
     masked="z = as_masked_tensor(x, ok.expand(2, 2))\ny = torch.atan2(z[:, 0], z[:, 1])",
@@ -237,7 +250,6 @@ IGNORED = (
         [-1.0, 100.0],
         y="x.exp()",
         loss="torch.where(ok, y, 1).sum()",
-        alone="x.exp().sum()",
         select="x[ok].exp()",
         safe="torch.where(ok, x, 0).exp()",
         masked="as_masked_tensor(x, ok).exp()",
@@ -256,40 +268,14 @@ IGNORED = (
         [0.0, 2.0],
         y="1 / x",
         loss="torch.where(ok, y, 0).sum()",
-        alone="(1 / x).sum()",
         select="1 / x[ok]",
         safe="1 / torch.where(ok, x, 1)",
         masked="as_masked_tensor(x, ok).reciprocal()",
         epsilon="1 / (x + 1e-8)",
         used="x != 0",
     ),
-    Situation(
-        "nansum",
-        "nansum-nanmean",
-        _GAP,
-        1.0,
-        y="x * a",
-        loss="y.nansum()",
-        alone="(x * a[ok]).sum()",
-        select="x * a[ok]",
-        safe="x * torch.where(ok, a, 0)",
-        masked="as_masked_tensor(x.expand(3), ok) * masked_tensor(a, ok)",
-        data="a",
-    ),
-    Situation(
-        "nanmean",
-        "nansum-nanmean",
-        _GAP,
-        1.0,
-        y="x * a",
-        loss="y.nanmean()",
-        alone="(x * a[ok]).mean()",
-        select="x * a[ok]",
-        safe="x * torch.where(ok, a, 0)",
-        masked="as_masked_tensor(x.expand(3), ok) * masked_tensor(a, ok)",
-        losses=_MEAN,
-        data="a",
-    ),
+    NANSUM,
+    replace(NANSUM, name="nanmean", loss="y.nanmean()", alone="(x * a[ok]).mean()", losses=_MEAN),
     DIVISION,
     replace(
         DIVISION,
@@ -327,7 +313,6 @@ IGNORED = (
         [0.0, 0.5],
         y="x * x.log()",
         loss="y.nansum()",
-        alone="(x * x.log()).sum()",
         select="x[ok] * x[ok].log()",
         safe="x * torch.where(ok, x, 1).log()",
         masked="as_masked_tensor(x, ok)",
@@ -369,16 +354,12 @@ IGNORED = (
         },
         data="a",
     ),
-    Situation(
-        "an infinite input, clamped later",
-        "what-counts-as-ignored#by-value-bounds",
-        "a = torch.tensor([1.0, inf])\nok = a.isfinite()",
-        1.0,
-        y="x * a",
+    replace(
+        NANSUM,
+        name="an infinite input, clamped later",
+        page="what-counts-as-ignored#by-value-bounds",
+        given="a = torch.tensor([1.0, inf])\nok = a.isfinite()",
         loss="y.clamp(max=3).sum()",
-        alone="(x * a[ok]).sum()",
-        select="x * a[ok]",
-        safe="x * torch.where(ok, a, 0)",
         masked="as_masked_tensor(x.expand(2), ok) * masked_tensor(a, ok)",
         losses={
             "select first": "y.clamp(max=3).sum() + 3 * (~ok).sum()",
@@ -387,7 +368,6 @@ IGNORED = (
             "multiply": "(y.clamp(max=3) * ok + 3 * ~ok).sum()",
             "masked": "y.clamp(max=3).sum() + 3",
         },
-        data="a",
     ),
 )
 """The loss ignores the dangerous element. Its gradient is 0, and the gradient of all other elements exists."""
@@ -395,11 +375,11 @@ IGNORED = (
 _FIRST_ROW_USED = {"double where": "torch.where(ok[:, 0], y, 0).sum()", "multiply": "(y * ok[:, 0]).sum()"}
 
 USED = (
-    _used(SQRT, "x.sqrt()"),
-    _used(NORM, "x.square().sum(-1).sqrt()", _FIRST_ROW_USED),
-    _used(STD, "x.var(-1).sqrt()", _FIRST_ROW_USED),
-    _used(ACOS, "x.acos()"),
-    _used(LOG, "x.log()"),
+    _used(SQRT),
+    _used(NORM, _FIRST_ROW_USED),
+    _used(STD, _FIRST_ROW_USED),
+    _used(ACOS),
+    _used(LOG),
     Situation(
         "xlogy(0, 0)",
         "atlas#point-xlogy-0-0",
@@ -407,19 +387,14 @@ USED = (
         [0.0, 0.5],
         y="torch.xlogy(x, x)",
         loss="y.sum()",
-        alone="torch.xlogy(x, x)",
         select="torch.xlogy(x[ok], x[ok])",
         safe="torch.xlogy(x, torch.where(ok, x, 1))",
         masked="z = as_masked_tensor(x, ok)\ny = torch.xlogy(z, z)",
         epsilon="torch.xlogy(x, x + 1e-8)",
         ignores=False,
     ),
-    _used(ATAN2, "torch.atan2(x[:, 0], x[:, 1])", _FIRST_ROW_USED),
-    _used(
-        SOFTMAX,
-        "scores.masked_fill(~keep, -inf).softmax(-1) @ x",
-        {"double where": "torch.where(row, y, 0).sum()", "multiply": "(y * row).sum()"},
-    ),
+    _used(ATAN2, _FIRST_ROW_USED),
+    _used(SOFTMAX, {"double where": "torch.where(row, y, 0).sum()", "multiply": "(y * row).sum()"}),
     replace(TARGET, loss="y.mean()", alone="(x * a - target).square().mean()", losses=_MEAN, ignores=False),
     replace(
         DIVISION,

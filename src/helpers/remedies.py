@@ -163,7 +163,7 @@ def _row(situation: Situation) -> Row:
     names = namespace(situation)
     used = torch.as_tensor(eval(situation.used, names)) if situation.used else None
     wide = {name: value.double() if _is_float(value) else value for name, value in names.items()}
-    wanted = reference(lambda x: eval(situation.alone, {**wide, "x": x}).sum(), names["x"], used)
+    wanted = reference(lambda x: eval(situation.terms, {**wide, "x": x}).sum(), names["x"], used)
     if not situation.ignores:
         wanted = _without_undefined(situation, wanted)
     return Row(situation, wanted, {remedy: _cell(situation, wanted, remedy) for remedy in COLUMNS})
@@ -191,7 +191,7 @@ def _slope_is(number: float, situation: Situation, element: int, step: float) ->
     before = names["x"].detach()
     after = before.clone()
     after.view(-1)[element] += step
-    old, new = (eval(situation.alone, {**names, "x": x}) for x in (before, after))
+    old, new = (eval(situation.terms, {**names, "x": x}) for x in (before, after))
     moved = torch.where((old == new) | (old.isnan() & new.isnan()), 0, new - old).sum().item()
     return abs(moved / step - number) <= 1e-3 * max(1.0, abs(number))
 

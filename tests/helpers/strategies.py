@@ -38,18 +38,6 @@ def bits(dtype: torch.dtype, finite: bool = False) -> st.SearchStrategy[int]:
     return both.filter(lambda b: math.isfinite(from_bits(dtype, b).item())) if finite else both
 
 
-@st.composite
-def tensors(draw: st.DrawFn, finite: bool = False, min_size: int = 0) -> torch.Tensor:
-    dtype = draw(floats)
-    return from_bits(dtype, *draw(st.lists(bits(dtype, finite), min_size=min_size, max_size=6)))
-
-
-@st.composite
-def masks(draw: st.DrawFn, like: torch.Tensor) -> torch.Tensor:
-    used = draw(st.lists(st.booleans(), min_size=like.numel(), max_size=like.numel()))
-    return torch.tensor(used, dtype=torch.bool).reshape(like.shape)
-
-
 def rank(value: float, dtype: torch.dtype) -> int:
     """A number's place among all numbers of its dtype, by Python's own packing and unbounded integers."""
     code = {torch.float16: "e", torch.bfloat16: "f", torch.float32: "f", torch.float64: "d"}[dtype]

@@ -1,18 +1,15 @@
 """Whatever a page observes or expects becomes exact elements with a mask, or a clear error."""
 
-import json
 import math
 from math import inf, nan
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from strategies import FLOATS, masks, properties, tensors, to_bits
+from strategies import FLOATS
 from torch.masked import masked_tensor
 
-from helpers.entries import MASKED, Absent, Entries, Kind, Raised, describe, from_json, nested, outcome
+from helpers.entries import MASKED, Absent, Kind, Raised, describe, nested, outcome
 
 f16, bf16, f32, f64 = FLOATS
 
@@ -148,17 +145,6 @@ def test_every_kind_has_its_word_and_its_text(value, kind, text):
 )  # fmt: skip
 def test_the_shortest_text_is_that_of_the_dtype(value, dtype, digits, text):
     assert outcome(torch.tensor([value], dtype=dtype)).texts(digits) == [text]
-
-
-@properties
-@given(st.data())
-def test_json_keeps_shape_dtype_and_every_value(data):
-    tensor = data.draw(tensors())
-    mask = data.draw(masks(tensor))
-    back = from_json(json.loads(json.dumps(Entries(tensor, mask).json(), allow_nan=False)))
-    kept = mask & ~tensor.isnan()
-    assert back.data.dtype is tensor.dtype and torch.equal(back.mask, mask)
-    assert to_bits(back.data[kept]) == to_bits(tensor[kept]) and back.data[mask & ~kept].isnan().all()
 
 
 def test_a_line_follows_the_shape_and_a_long_one_is_cut_in_the_middle():

@@ -80,7 +80,7 @@ def test_the_loss_of_an_ignored_row_is_finite_and_the_same_with_the_used_element
     names = remedies.namespace(situation)
     exec(situation.plain, names)
     used = eval(situation.used, names) if situation.used else ...
-    alone = eval(situation.alone, {**names, "x": names["x"][used]}).sum()
+    alone = eval(situation.terms, {**names, "x": names["x"][used]}).sum()
     assert names["loss"].isfinite()
     constant = {"where over exp": 1, "an infinite input, clamped later": 3}.get(situation.name, 0)
     torch.testing.assert_close(alone + constant, names["loss"])
