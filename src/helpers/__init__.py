@@ -22,17 +22,16 @@ from .advice import node_names
 from .atlas import atlas, decisions
 from .backward import backward_figure
 from .cases import Case
-from .claims import Claim
+from .claims import Claim, ClaimFailed
 from .compare import Tolerance, ulp_distance
-from .controls import control
 from .counting import what_counts
 from .entries import MASKED, Entries, Kind
 from .figures import drawing
+from .grids import control
 from .library import library_card
 from .methods import METHODS, Method
 from .reference import reference
 from .releases import Since
-from .statements import ClaimFailed
 from .threads import THREADS, Thread
 from .verdict import JUDGEMENTS, Verdict
 

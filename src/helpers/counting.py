@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.masked import MaskedTensor
 
 from zero_or_nan import ignoring
 
@@ -17,41 +15,6 @@ from .entries import outcome
 
 Row = tuple[str, Callable[[Tensor], Tensor], str, Sequence[float], Sequence[float]]
 """A function's text, the function, a word about the last element, values, and other values for the last element."""
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """One row with its results."""
-
-    row: Row
-    changes: bool
-    plain: Tensor
-    ours: MaskedTensor
-
-    @property
-    def counts(self) -> bool:
-        return bool(self.ours.get_mask())
-
-    def cells(self) -> list[str]:
-        name, _, special, values, others = self.row
-        shown = ", ".join(outcome(torch.tensor(value)).texts(3)[0] for value in others)  # type: ignore[union-attr]
-        return [
-            f"<code>{html.escape(name)}</code><br>{html.escape(special)}",
-            html.escape(shown),
-            "changes" if self.changes else "same bits",
-            show.cells(outcome(self.plain))[0],  # type: ignore[arg-type]
-            show.cells(outcome(self.ours))[0],  # type: ignore[arg-type]
-            "used" if self.counts else "ignored",
-        ]
-
-
-def _table(judged: Sequence[_Judged]) -> show.Item:
-    lines = [
-        f"{j.row[0]}, {j.row[2]}: {'used' if j.counts else 'ignored'}, cotangent {j.plain.item():g}" for j in judged
-    ]
-    head = ["Function, element", "Changed to", "Result", "PyTorch", "ignoring", "Verdict"]
-    table = show.table("What counts, row by row", head, [j.cells() for j in judged])
-    return show.Item("\n".join(lines), show.prose(table))
 
 
 def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
@@ -72,23 +35,31 @@ def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     relu(y), below 0: ignored, cotangent 0
     (tensor([False]), tensor([False]))
     """
-    judged = [_judge(row) for row in rows]
-    show.show(_table(judged))
-    return torch.tensor([j.changes or bool(j.plain != 0) for j in judged]), torch.tensor([j.counts for j in judged])
+    lines, cells, uses, marks = [], [], [], []
+    for name, function, special, values, others in rows:
+        y = torch.tensor(values, dtype=torch.float32, requires_grad=True)
+        before = function(y)
+        changes = not all(_same(function(_with_last(y, other)), before) for other in others)
+        (plain,) = torch.autograd.grad(before.sum(), y, retain_graph=True)
+        (ours,) = ignoring.grad(before.sum(), y, ignored="masked")
+        counts = bool(ours[-1].get_mask())
+        uses.append(changes or bool(plain[-1] != 0))
+        marks.append(counts)
+        word = "used" if counts else "ignored"
+        lines.append(f"{name}, {special}: {word}, cotangent {plain[-1].item():g}")
+        shown = ", ".join(outcome(torch.tensor(value)).texts(3)[0] for value in others)  # type: ignore[union-attr]
+        cotangents = [show.cells(outcome(each[-1]))[0] for each in (plain, ours)]  # type: ignore[arg-type]
+        function_cell = f"{show.code(name)}<br>{html.escape(special)}"
+        cells.append([function_cell, html.escape(shown), "changes" if changes else "same bits", *cotangents, word])
+    head = ["Function, element", "Changed to", "Result", "PyTorch", "ignoring", "Verdict"]
+    show.show(show.Item("\n".join(lines), show.prose(show.table("What counts, row by row", head, cells))))
+    return torch.tensor(uses), torch.tensor(marks)
 
 
-def _judge(row: Row) -> _Judged:
-    _, function, _, values, others = row
-    y = torch.tensor(values, dtype=torch.float32, requires_grad=True)
-    before = function(y)
-    changes = False
-    for other in others:
-        moved = y.detach().clone()
-        moved[-1] = other
-        changes |= not _same(function(moved), before.detach())
-    (plain,) = torch.autograd.grad(before.sum(), y, retain_graph=True)
-    (ours,) = ignoring.grad(before.sum(), y, ignored="masked")
-    return _Judged(row, changes, plain[-1], ours[-1])
+def _with_last(y: Tensor, value: float) -> Tensor:
+    moved = y.detach().clone()
+    moved[-1] = value
+    return moved
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

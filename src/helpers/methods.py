@@ -1,4 +1,4 @@
-"""The methods that the pages compare. Each method is registered as a `Way`.
+"""The methods that the pages compare.
 
 A claim names its method. A misspelt name is therefore an error and not a new column. To add a method, call `register`.
 """

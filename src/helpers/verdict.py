@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from . import recorded, show
-from .claims import Claim
+from .claims import Claim, Statement
 from .compare import ROUNDED, ulp_distance
 from .entries import Absent, Entries, Raised, describe
 from .methods import method
 from .releases import Since
-from .statements import Statement
 
 # From best to worst. The word of a method is the word of its worst element.
 JUDGEMENTS = {
@@ -116,12 +115,11 @@ class Verdict(Statement):
         return self.words() == self.wanted()
 
     def text(self) -> str:
-        words, expected = self.words(), self.wanted()
+        wanted = self.wanted()
         lines = [f"verdict on {self.case} · {self.quantity}  (torch {torch.__version__})"]
-        for name in {**self.claims, **expected}:
-            word, wanted = words.get(name, "no claim"), expected.get(name, "no expectation")
-            mark = "" if word == wanted else "  <-- differs"
-            lines.append(f"  {name}: expected {wanted}, observed {word}{mark}")
+        for name, word in self.words().items():
+            mark = "" if word == wanted[name] else "  <-- differs"
+            lines.append(f"  {name}: expected {wanted[name]}, observed {word}{mark}")
         lines.append(f"  reference: {describe(self.reference)}")
         lines += [f"  {name}: {describe(claim.observed)}" for name, claim in self.claims.items()]
         return "\n".join(lines)

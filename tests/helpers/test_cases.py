@@ -1,6 +1,5 @@
 """A page states its claims, exceptions and verdicts with one `Case`, which keeps and checks them."""
 
-import platform
 from math import nan
 
 import pytest
@@ -8,10 +7,8 @@ import torch
 from torch.masked import masked_tensor
 
 from helpers import MASKED, Case, ClaimFailed, methods, reference
-from helpers.compare import Tolerance
 from helpers.entries import Absent, outcome
 from helpers.methods import METHODS, Method, register
-from helpers.show import MIME
 
 
 @pytest.fixture
@@ -22,17 +19,6 @@ def case():
 def test_an_unknown_case_is_refused_and_the_known_ones_are_named():
     with pytest.raises(KeyError, match="no case has the key '1'; the keys are .*52248.*4132"):
         Case("1")
-
-
-def test_a_claim_is_kept_as_it_was_stated(case, capsys):
-    case.claim(
-        "masked", "x.grad", torch.tensor([0.5]), [0.5], ulps=1, rtol=0.1, atol=0.01, signed_zero=True, because="x"
-    )
-    (made,) = case.claims
-    assert (made.case, made.method, made.quantity) == ("4132", "masked", "x.grad")
-    assert made.tolerance == Tolerance(ulps=1, rtol=0.1, atol=0.01, signed_zero=True, because="x")
-    assert made.observed.data.dtype is torch.float32 and made.holds
-    assert capsys.readouterr().out.startswith("holds: 4132 · masked · x.grad = [0.5]")
 
 
 def test_a_method_is_registered_once(monkeypatch):
@@ -143,14 +129,3 @@ def test_a_verdict_needs_a_claim_by_each_method_and_a_label_for_each_element(cas
         case.verdict("y.grad", outcome([1.0]), {"vanilla": "right"})
     with pytest.raises(ValueError, match="2 row labels for 1 elements"):
         case.verdict("x.grad", outcome([1.0]), {"vanilla": "right"}, rows=["a", "b"])
-
-
-def test_a_case_shows_its_thread_and_the_versions_that_this_run_verifies(case):
-    bundle = case._repr_mimebundle_(include=None, exclude=None)
-    assert set(bundle) == {"text/plain", "text/html", MIME}
-    for text in (bundle["text/plain"], bundle["text/html"]):
-        assert case.thread.url in text and case.thread.title in text and case.thread.looked_up in text
-        assert torch.__version__ in text and platform.python_version() in text
-    assert case.thread.label in bundle["text/html"] and bundle["text/html"].startswith('<div class="zn"><style>')
-    assert repr(case) == case.text() == bundle["text/plain"]
-    assert bundle[MIME] == {**case.thread.json(), "type": "case"}

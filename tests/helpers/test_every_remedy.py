@@ -1,6 +1,5 @@
 """Remedies for a NaN gradient: each program is run, and a word is decided by the reference, never written down."""
 
-import math
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ from bs4 import BeautifulSoup
 
 from helpers import remedies, remedy_tables
 from helpers.recipes import IGNORED, USED, Situation
-from helpers.remedies import COLUMNS, WORDS, compare
+from helpers.remedies import compare
 from zero_or_nan import ignoring
 
 
@@ -57,21 +56,7 @@ def test_an_element_without_a_slope_is_undefined_and_every_number_there_is_chose
     assert row.reference.texts() == ["NaN", "1"] and row.cells["vanilla"].word == "chosen"
 
 
-def test_a_row_is_said_by_its_marks_and_its_loss_is_compared_bit_by_bit():
-    (row,) = compare([situation()])
-    assert row.marks[:2] == WORDS["NaN or inf"] + WORDS["right"] and len(row.marks) == len(COLUMNS)
-    assert row.same_loss("select first") and row.same_loss("scrub") and not row.same_loss("epsilon")
-    (row,) = compare([situation(select="x[ok].log() + 1e-6")])
-    assert not row.same_loss("select first")
-    (row,) = compare([situation(loss="(y - y).sum()", select="x * nan")])
-    assert row.same_loss("select first")  # NaN is NaN
-
-
 def test_the_optimizers_step_and_the_leaf_is_as_before():
-    assert cell().steps == ("ok", "ok")
-    assert cell("vanilla").steps == ("NaN weights", "NaN weights")
-    masked = cell("masked")
-    assert masked.word == "right" and "ok" not in masked.steps and "NaN weights" not in masked.steps
     assert remedies._step(torch.optim.SGD, leaf := torch.ones(1, requires_grad=True)) == "ok" and leaf.item() == 1
 
 
@@ -93,11 +78,6 @@ def test_the_tables_and_the_definition_agree_on_which_rows_have_an_ignored_eleme
         assert of_y.get_mask().all() != situation.ignores, situation.name
 
 
-def test_a_used_row_has_an_element_without_a_gradient():
-    for row in compare(USED):
-        assert any(math.isnan(number) for number in row.reference.data.flatten().tolist()), row.situation.name
-
-
 def test_the_table_has_a_mark_and_a_word_in_every_cell_and_links_to_the_pages(shown):
     rows = compare([situation()])
     remedy_tables.marks_table(rows, "A <caption>")
@@ -111,23 +91,10 @@ def test_the_table_has_a_mark_and_a_word_in_every_cell_and_links_to_the_pages(sh
     assert item.text().splitlines() == ["A <caption>", f"log <0>  {rows[0].marks}"]
 
 
-def test_a_remedy_is_shown_by_the_lines_that_it_changes_or_adds(shown):
-    (row,) = compare([situation()])
-    remedy_tables.changes_table(row)
-    lines = dict(line.split(": ", 1) for line in shown[0].text().splitlines())
-    assert list(lines) == [remedy_tables.method(name).title for name in COLUMNS]
-    assert lines["vanilla"].startswith("x = torch.tensor([0.0, 2.0]") and lines["vanilla"].endswith("loss.backward()")
-    assert lines["substitute"] == "y = torch.where(ok, x, 1).log(); loss = y.sum()"
-    assert lines["ignoring"] == "ignoring.backward(loss)" and lines["epsilon"] == ""  # it has no place here
-
-
 def test_what_few_readers_look_up_is_closed_and_its_line_counts_the_cases(shown):
     rows = compare([situation(), situation(name="log of 0")])
     remedy_tables.numbers_table(rows, "right", "Right numbers", closed=True)
-    remedy_tables.numbers_table(rows, "right", "Right numbers")
     remedy_tables.programs(rows)
-    closed, plain, programs = (BeautifulSoup(item.html(), "html.parser") for item in shown)
+    closed, programs = (BeautifulSoup(item.html(), "html.parser") for item in shown)
     assert closed.select_one("details > summary").get_text() == "Right numbers, in 2 cases"
-    assert closed.select_one("details table") and not plain.select("details")
-    assert programs.select_one("details > summary").get_text() == "The programs of all 2 cases"
     assert programs.select_one("details > details > summary").get_text() == "log <0>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -339,9 +339,5 @@ def _cells(strip: Strip, value: Outcome, box: Box, y: float, widths: Mapping[tup
             f'width="{wide:.1f}" height="{CELL}"/><text x="{x + wide / 2:.1f}" y="{top + 14:.1f}">'
             f"{html.escape(text)}</text></g>"
         )
-    return "".join(_last(cells))
-
-
-def _last(cells: Iterable[str]) -> list[str]:
-    """The cells with marked cells at the end, so that they are drawn over the others."""
-    return sorted(cells, key=lambda cell: "zn-entry-nan" in cell or "zn-entry-inf" in cell)
+    # Marked cells come last, so that they are drawn over the others.
+    return "".join(sorted(cells, key=lambda cell: "zn-entry-nan" in cell or "zn-entry-inf" in cell))

@@ -59,7 +59,9 @@ class BackwardFigure(show.Shown):
         lines = [self.caption] if self.caption else []
         for number, (step, told) in enumerate(zip(self.steps, self.told, strict=True), 1):
             lines.append(": ".join([f"{number}. {told.title}", *filter(None, ["; ".join(self._formulas(step, told))])]))
-            lines += [f"   {_named(label, method)}: {_line(value)}" for label, method, value in self._rows(step, told)]
+            for label, method, value in self._rows(step, told):
+                shown = nested(short(value), value.shape, LONGEST) if isinstance(value, Entries) else describe(value)
+                lines.append(f"   {f'{label}, {method}' if method else label}: {shown}")
             lines += [f"   {method}: {told.said[method]}" for method in METHODS if told.said[method]]
         return "\n".join(lines)
 
@@ -140,14 +142,6 @@ class BackwardFigure(show.Shown):
             f'<p><b class="zn-name">{number + 1}. {title}</b> {name}</p>{words}'
             f'<table aria-label="{number + 1}. {title}">{top}<tbody>{body}</tbody></table>{said}{official}</section>'
         )
-
-
-def _line(value: Outcome) -> str:
-    return nested(short(value), value.shape, LONGEST) if isinstance(value, Entries) else describe(value)
-
-
-def _named(label: str, method: str) -> str:
-    return f"{label}, {method}" if method else label
 
 
 def _by_method(label: str, value: Mapping[str, Outcome]) -> list[Row]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,17 +87,8 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
     """Run the vanilla and the ignoring backward pass, and record what every node gets, saved and passes on.
 
     The graph is kept, and no `.grad` of the inputs is written. The steps are in an order in which backward can run
-    them, beginning with the loss. Only the nodes that lead to the inputs are recorded.
-
-    Args:
-        loss: the tensor to differentiate, of any shape.
-        inputs: the leaves or intermediate results that the passes go to, by the names that the reader knows.
-        gradient: the initial cotangent, in the shape of the loss. It is optional if the loss has one element.
-
-    Raises:
-        ValueError: if the loss has no graph or does not depend on an input, if there are no inputs, if the gradient is
-            missing or has another shape, or if the graph has more than `MOST` nodes.
-        RuntimeError: if the graph was freed.
+    them, beginning with the loss. Only the nodes that lead to the inputs are recorded. The arguments and the errors are
+    those of `backward_figure`.
     """
     start = _start(loss, inputs, gradient)
     named: dict[tuple[Any, int], list[str]] = {}
@@ -226,9 +216,11 @@ def _vanilla(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], 
 
 def _ignoring(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> _Passed:
     listening = Listening()
-    with _masked_tensors(), Pass([loss], graph_from([loss]), by_rules_alone=True, observer=listening):
-        torch.autograd.grad(loss, edges, start, retain_graph=True, allow_unused=True)
-    with _masked_tensors():
+    with warnings.catch_warnings():
+        # PyTorch warns each time that masked tensors are a prototype.
+        warnings.filterwarnings("ignore", message=".*MaskedTensors is in prototype stage")
+        with Pass([loss], graph_from([loss]), by_rules_alone=True, observer=listening):
+            torch.autograd.grad(loss, edges, start, retain_graph=True, allow_unused=True)
         arrived = ignoring.grad(loss, edges, start, retain_graph=True, allow_unused=True, ignored="masked")
         sent = {key: masked_tensor(value, mask) for key, (value, mask) in listening.sent.items()}
     return arrived, sent
@@ -248,14 +240,6 @@ class Listening(Observer):
             if value is not None:
                 value = value.detach().clone()
                 self.sent[node, slot] = value, full(mask, value).clone() | (value != 0)
-
-
-@contextmanager
-def _masked_tensors() -> Iterator[None]:
-    """Ignore the warning that masked tensors are a prototype, which PyTorch repeats each time."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*MaskedTensors is in prototype stage")
-        yield
 
 
 def _freed(error: RuntimeError) -> RuntimeError:
