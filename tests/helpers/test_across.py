@@ -6,7 +6,7 @@ from math import nan
 import pytest
 import torch
 
-from helpers import MASKED, Case, across
+from helpers import Case, across
 from helpers.across import _table
 
 HEAD = ["what", "first", "second"]
@@ -46,13 +46,6 @@ def test_the_last_column_says_what_other_releases_gave(case, known, records, sai
     shown = _table("Two numbers", HEAD, {"a <i>half</i>": case.claims[0]}).html()
     last = re.findall(r"<td[^>]*>(.*?)</td>", shown, re.DOTALL)[-1]
     assert re.sub(r"</?span[^>]*>", "", last) == said
-
-
-def test_the_caption_has_the_releases(case, known):
-    known(record("2.6.0", "0.5", "NaN"), record("2.7.0", "1", "NaN"))
-    case.claim("masked", "some", [0.0, MASKED], [0.0, MASKED])
-    html = _table("Two", HEAD, {"row": case.claims[0], "other": case.claims[1]}).html()
-    assert "Two, on PyTorch 2.13.0; recorded on 2.6 and 2.7</caption>" in html and "not recorded" in html
 
 
 def test_a_row_without_a_fitting_claim_is_an_error(case):

@@ -1,6 +1,5 @@
 """Remedies for a NaN gradient: each program is run, and a word is decided by the reference, never written down."""
 
-
 import pytest
 import torch
 from bs4 import BeautifulSoup

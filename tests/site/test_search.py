@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,77 +16,7 @@ from tools.project import Project
 PROJECT = Project(ROOT)
 TITLES = ROOT / "tests" / "site" / "queries.json"
 
-# Each query with the page that it leads to first (one of those that are named), and the number of pages at most.
-QUERIES = {
-    # Messages, pasted whole or in part.
-    "RuntimeError: Function 'ExpBackward0' returned nan values in its 0th output.": ("where-over-exp", 2),
-    "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.": ("atlas undefined", 3),
-    "RuntimeError: Function 'MyFnBackward' returned nan values in its 0th output.": ("returned-nan-values", 2),
-    "RuntimeError … returned nan values": ("returned-nan-values where-over-exp", 6),
-    "RuntimeError: grad can be implicitly created only for scalar outputs": ("backward-gradient-argument", 2),
-    "ValueError: Input masks must match": ("masked-tensors", 2),
-    "Trying to backward through the graph a second time": ("not-your-case", 2),
-    "CUDA error: device-side assert triggered": ("not-your-case", 2),
-    "ignoring could not follow": ("operators-of-your-own", 3),
-    # The symptoms of the welcome page.
-    "The weight gradient is all NaN, the bias gradient is fine": ("slicing-nan", 2),
-    "The gradient differs from my formula by 5.9605e-08": ("float-round-off", 2),
-    "loss 0.0 grad_norm nan": ("loss-0-grad-norm-nan", 3),
-    "threshold parameter grad None comparison": ("not-your-case", 3),
-    # Threads.
-    "10729": ("where-over-exp", 2),
-    "https://github.com/pytorch/pytorch/issues/67180": ("nansum-nanmean", 2),
-    "#4132": ("division-under-a-mask", 2),
-    # Names, numbers and signs.
-    "5.9605e-08": ("float-round-off", 2),
-    "5.960464e-08": ("float-round-off", 2),
-    "bf16": ("mixed-precision", 2),
-    "1 / x": ("float-round-off", 3),
-    "torch.compile": ("use-it-in-your-project", 3),
-    "F.relu": ("six-spellings-of-max what-counts-as-ignored atlas", 4),
-    "FSDP": ("use-it-in-your-project", 2),
-    "TORCH_NCCL_NAN_CHECK": ("one-poisoned-rank", 2),
-    "explain.probe": ("before-it-happens", 2),
-    "NotFiniteError": ("find-it-in-your-model", 2),
-    # Nodes: with a page of their own, and in the list of all nodes.
-    "AddmmBackward0": ("slicing-nan", 2),
-    "LinalgVectorNormBackward0": ("atlas undefined", 2),
-    "cumprodbackward0": ("returned-nan-values", 1),
-    "_RasterizeToPixelsBackward": ("returned-nan-values", 1),
-    "CompiledFunctionBackward": ("returned-nan-values", 1),
-    # Questions.
-    "where does my NaN come from": ("find-it-in-your-model", 3),
-    "which tool finds nan": ("which-tool-finds-my-nan", 3),
-    "DebugMode nan": ("which-tool-finds-my-nan", 3),
-    "which nan gradient fix is right": ("every-remedy", 6),
-    "nan gradient cheat sheet": ("four-cases", 3),
-    "grad is None": ("not-your-case glossary", 3),
-    "why is 0*inf nan": ("where-over-exp", 8),
-    "fix nan gradient without changing forward code": ("ignoring-what-the-loss-ignored", 3),
-    "gradient of relu at 0, of clamp at its bound": ("what-counts-as-ignored six-spellings-of-max", 3),
-    "what is a cotangent": ("glossary", 2),
-    "which operators does torch.masked have": ("masked-tensors", 3),
-    # What is not in a chapter.
-    "contribute": ("how-this-book-is-checked", 3),
-    "colab": ("how-this-book-is-checked teach-with-this-book", 4),
-    "pdf": ("how-this-book-is-checked", 2),
-    "license": ("how-this-book-is-checked", 3),
-    "changelog": ("use-it-in-your-project", 3),
-    "BibTeX": ("how-this-book-is-checked", 2),
-    # A letter wrong, missing, or too many; a word that no page has.
-    "nanmeen": ("nansum-nanmean", 2),
-    "clampp": ("six-spellings-of-max what-counts-as-ignored atlas", 4),
-    "nansum foobarbaz": ("nansum-nanmean", 3),
-}
-# Queries that no page is about, and how many pages are shown as the closest.
-NO_PAGE = {
-    "zzzzqqq": 0,
-    "how to bake sourdough bread": 0,
-    "torch.foo gradient nan": 0,
-    "dataloader workers": 1,
-    "quantization aware training": 3,
-    "tensorboard histogram logging": 3,
-}
+SEARCHES = tomllib.loads((ROOT / "tests" / "site" / "searches.toml").read_text(encoding="utf-8"))
 TWO_PAGES = "RuntimeError: Function 'DivBackward0' returned nan values in its 0th output."
 
 
@@ -120,20 +51,19 @@ def find(searched: Any, query: str, book: str = "window.book") -> dict[str, Any]
     )
 
 
-@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("query", SEARCHES["found"])
 def test_the_page_that_a_query_asks_for_comes_first_and_few_others_come(searched, query):
-    pages, most = QUERIES[query]
-    found = find(searched, query)
+    expected, found = SEARCHES["found"][query], find(searched, query)
     assert found["about"], found
-    assert found["pages"][0] in [PROJECT.path(f"chapters/{page}") for page in pages.split()], found
-    assert len(found["pages"]) <= most, found
+    assert found["pages"][0] in [PROJECT.path(f"chapters/{page}") for page in expected["first"]], found
+    assert len(found["pages"]) <= expected["most"], found
 
 
-@pytest.mark.parametrize("query", NO_PAGE)
+@pytest.mark.parametrize("query", SEARCHES["no_page"])
 def test_what_no_page_is_about_is_said_to_be_so(searched, query):
     found = find(searched, query)
     assert not found["about"], found
-    assert len(found["pages"]) <= NO_PAGE[query], found
+    assert len(found["pages"]) <= SEARCHES["no_page"][query], found
 
 
 def test_a_message_of_two_cases_leads_to_both_before_all_others(searched):

@@ -14,7 +14,7 @@ OTHERS = {
     "_toc.yml",
     "chapters/welcome.md",
     "chapters/messages.toml",
-    "tests/site/test_search.py",
+    "tests/site/searches.toml",
 }
 """The files that the text names beside the page and its template."""
 
