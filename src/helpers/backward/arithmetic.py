@@ -191,10 +191,6 @@ def _add(node: Node) -> Iterable[Arithmetic]:
         yield from (_made(node, "{}"), _made(node, "−{}"))
 
 
-def _abs(node: Node) -> Iterable[Arithmetic]:
-    yield _made(node, "{} × {}", {"sign(self)": node.saved["self"].sgn()})
-
-
 def _norm(node: Node) -> Iterable[Arithmetic]:
     if node.saved["ord"] == 2 and node.saved["dim"] is None:
         norm = node.saved["result"]
@@ -221,10 +217,6 @@ def _spread(node: Node) -> Tensor:
     return grad.expand(node.shape)
 
 
-def _mean(node: Node) -> Iterable[Arithmetic]:
-    yield _made(node, f"{{}} ÷ {node.passed.numel() // max(node.grad.numel(), 1)}", grad=_spread(node))
-
-
 def _nansum(node: Node) -> Iterable[Arithmetic]:
     grad, number = _spread(node), node.saved["self"].isnan().logical_not()
     yield _made(node, "{} if {} else 0", {"not isnan(self)": number}, grad=grad, terms=grad * number)
@@ -241,11 +233,6 @@ def _index_put(node: Node) -> Iterable[Arithmetic]:
         return []
     value = torch.ops.aten.index_put(node.grad, list(node.saved["indices"]), node.grad.new_zeros(()))
     return _moved(value, "grad, 0 where overwritten")
-
-
-def _copy_slices(node: Node) -> Iterable[Arithmetic]:
-    # The node does not save which elements were written to. They are the elements that it passes no cotangent to.
-    return _moved(torch.where(node.passed == 0, 0, node.grad), "grad, 0 where overwritten")
 
 
 def _slice(node: Node) -> Iterable[Arithmetic]:
@@ -314,18 +301,21 @@ RULES: dict[str, Rule] = {
     "pow": _pow,
     **dict.fromkeys(("add", "sub"), _add),
     "neg": _formula("−grad"),
-    "abs": _abs,
+    "abs": lambda node: [_made(node, "{} × {}", {"sign(self)": node.saved["self"].sgn()})],
     "linalg_vector_norm": _norm,
     "where": _formula("grad if condition else 0", "0 if condition else grad"),
     "masked_fill": _formula("0 if mask else grad"),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
     "relu": _formula("grad if result > 0 else 0"),
     "sum": lambda node: _moved(_spread(node), "grad, for every element"),
-    "mean": _mean,
+    "mean": lambda node: [
+        _made(node, f"{{}} ÷ {node.passed.numel() // max(node.grad.numel(), 1)}", grad=_spread(node))
+    ],
     "nansum": _nansum,
     "index": _index,
     "index_put": _index_put,
-    "copy_slices": _copy_slices,
+    # The node does not save which elements were written to. They are the elements that it passes no cotangent to.
+    "copy_slices": lambda node: _moved(torch.where(node.passed == 0, 0, node.grad), "grad, 0 where overwritten"),
     "slice": _slice,
     "select": _select,
     **dict.fromkeys(("t", "transpose"), lambda node: _moved(node.grad.t(), "grad, transposed")),
