@@ -1,7 +1,7 @@
 """The site in a real browser, for which no other host exists."""
 
 import json
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,35 +47,19 @@ SCROLLING = """() => [...document.querySelectorAll(".zn-scroll, table")]
     .map((each) => each.textContent.slice(0, 60))"""
 
 
-@dataclass(frozen=True)
-class Seen:
+def look(tab: Visit, path: str, with_axe: bool) -> SimpleNamespace:
     """What one visit of a page showed: tests about all pages share the visits, which take long."""
-
-    size: int
-    troubles: list[str]
-    elsewhere: list[str]
-    axe: list[str] | None
-    glance: Any
-    fix: Any
-    broken: list[Any]
-    small: list[Any]
-    width: int
-    scrolling: list[str]
-    height: int
-
-
-def look(tab: Visit, path: str, with_axe: bool) -> Seen:
-    size = weigh(tab, path)  # nothing is taken from a cache
-    troubles, elsewhere = list(tab.troubles), list(tab.elsewhere)
-    fix = tab.page.locator("#at-a-glance .cell .cell_output").first
-    glance = tab.page.locator("#at-a-glance")
-    boxes = [each.bounding_box() if each.count() else None for each in (glance, fix)]
-    at_first = (axe(tab, ROOT) if with_axe else None, *boxes)
-    height = tab.page.evaluate("document.documentElement.scrollHeight")
-    numbers = tab.page.evaluate(BROKEN_NUMBERS), tab.page.evaluate(SMALL_TEXTS)
+    seen = SimpleNamespace(size=weigh(tab, path))  # nothing is taken from a cache
+    seen.troubles, seen.elsewhere = list(tab.troubles), list(tab.elsewhere)
+    places = (tab.page.locator(f"#at-a-glance{each}").first for each in ("", " .cell .cell_output"))
+    seen.glance, seen.fix = (each.bounding_box() if each.count() else None for each in places)
+    seen.axe = axe(tab, ROOT) if with_axe else None
+    seen.height = tab.page.evaluate("document.documentElement.scrollHeight")
+    seen.broken, seen.small = tab.page.evaluate(BROKEN_NUMBERS), tab.page.evaluate(SMALL_TEXTS)
     tab.page.evaluate(OPEN_ALL)
-    width = tab.page.evaluate("document.documentElement.scrollWidth")
-    return Seen(size, troubles, elsewhere, *at_first, *numbers, width, tab.page.evaluate(SCROLLING), height)
+    seen.width = tab.page.evaluate("document.documentElement.scrollWidth")
+    seen.scrolling = tab.page.evaluate(SCROLLING)
+    return seen
 
 
 # Each width and each theme once.
@@ -88,17 +72,17 @@ def view(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def seen(browser: Any, address: str, view: str) -> dict[str, Seen]:
+def seen(browser: Any, address: str, view: str) -> dict[str, SimpleNamespace]:
     """Every page, in one view. axe, which takes longest, looks at every page in one of the views, or in both."""
     by_axe = sample(ALL, 2, first=TWO.index(view))
     with Visit(browser, address, **VIEWS[view]) as tab:
         return {path: look(tab, path, path in by_axe) for path in [*ALL, ""]}
 
 
-def test_every_page_opens_without_a_word_and_asks_no_other_host(seen):
+def test_every_page_is_light_opens_without_a_word_and_asks_no_other_host(seen):
     for path, page in seen.items():
-        assert page.troubles == [], path
-        assert page.elsewhere == [], path
+        assert (page.troubles, page.elsewhere) == ([], []), path
+        assert page.size <= 350 * KIB, path
 
 
 def test_axe_finds_nothing_on_any_page(seen):
@@ -149,11 +133,6 @@ def test_no_result_of_a_release_is_wider_than_its_cell(browser, address, width):
         wider, cells = tab.page.evaluate(WIDER_THAN_ITS_CELL)
         assert wider == [] and cells > 40
         assert tab.page.locator(".zn-releases .zn-mark:visible").count() >= cells
-
-
-def test_every_page_is_light(seen):
-    for path, page in seen.items():
-        assert page.size <= 350 * KIB, path
 
 
 def test_axe_finds_nothing_where_the_contents_are_open_and_the_code_unfolded(phone):

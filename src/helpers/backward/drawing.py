@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from ..entries import Entries, Kind, Outcome, describe, outcome
@@ -34,19 +35,17 @@ class Strip:
         label: the text above the cells, if the tensor is not a cotangent.
         meets: the indices of the elements that together with others give NaN in the node that gets or saved this
             tensor.
+        widths: the widths of the columns of cells; empty if the tensor is described in words.
     """
 
     methods: Mapping[str, Outcome]
     label: str = ""
     meets: Sequence[int] = ()
-
-    @property
-    def shown(self) -> Outcome:
-        return next(iter(self.methods.values()))
+    widths: Sequence[float] = ()
 
     def columns(self, most: int) -> int:
         """How many cells are side by side; 0 if the tensor is described in words."""
-        value = self.shown
+        value = next(iter(self.methods.values()))
         if not isinstance(value, Entries) or not 0 < len(value) <= MOST or len(value.shape) > 2:
             return 0
         count = value.shape[-1] if value.shape else 1
@@ -67,6 +66,14 @@ class Strip:
             if kind in kinds
         ]
         return f"{list(value.shape)}" + (f": {', '.join(told)}" if told else "")
+
+    @property
+    def width(self) -> float:
+        return sum(self.widths) or CHARACTER * max(len(self.words(value)) for value in self.methods.values()) + 10
+
+    @property
+    def height(self) -> int:
+        return CELL * -(-len(self.texts()) // len(self.widths)) if self.widths else CELL
 
 
 @dataclass(eq=False)
@@ -95,6 +102,14 @@ class Box:
     y: float = 0
     calls: str = ""
 
+    @property
+    def left(self) -> float:
+        return self.x - self.width / 2
+
+    @property
+    def right(self) -> float:
+        return self.x + self.width / 2
+
 
 def draw(steps: Sequence[FigureStep], told: Sequence[Told], salt: str) -> str:
     """The SVG of the graph.
@@ -105,19 +120,18 @@ def draw(steps: Sequence[FigureStep], told: Sequence[Told], salt: str) -> str:
         salt: makes the ids of this drawing differ from the ids of other drawings.
     """
     for most in (MOST, 6, 4, 3, 2):
-        graph = _graph(steps, told)
-        columns = _measure(graph, most)
-        width, height = _lay_out(graph)
+        graph, rows = _graph(steps, told)
+        _measure(graph, most)
+        width, height = _lay_out(graph, rows)
         if width <= WIDEST:
             break
-    width = _call(graph, width)
+    width = _call(list(graph), width)
     lines = [
-        f'<g data-from="{graph.nodes[box]["box"].step}"><path class="zn-line" d="{_line(graph, box, to)}"'
-        + (f' marker-end="url(#{salt}-arrow)"' if graph.nodes[to]["box"].kind != "bend" else "")
+        f'<g data-from="{box.step}"><path class="zn-line" d="{_line(box, to)}"'
+        + (f' marker-end="url(#{salt}-arrow)"' if to.kind != "bend" else "")
         + "/></g>"
         for box, to in graph.edges
     ]
-    boxes = [_drawn(data["box"], columns, most) for _, data in graph.nodes(data=True)]
     head = (
         f'<marker id="{salt}-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
         'markerUnits="userSpaceOnUse" orient="auto">'
@@ -125,138 +139,112 @@ def draw(steps: Sequence[FigureStep], told: Sequence[Told], salt: str) -> str:
     )
     return (
         f'<svg aria-hidden="true" viewBox="0 0 {width:.0f} {height:.0f}" style="max-width: {width * 1.15:.0f}px" '
-        f'xmlns="http://www.w3.org/2000/svg"><defs>{head}</defs>{"".join(lines)}{"".join(boxes)}</svg>'
+        f'xmlns="http://www.w3.org/2000/svg"><defs>{head}</defs>{"".join(lines)}{"".join(map(_drawn, graph))}</svg>'
     )
 
 
-def _graph(steps: Sequence[FigureStep], told: Sequence[Told]) -> Any:
-    """A graph in which nodes and cotangents are boxes. Each cotangent is between its two nodes."""
+def _graph(steps: Sequence[FigureStep], told: Sequence[Told]) -> tuple[Any, list[list[Box]]]:
+    """A graph of boxes, which are nodes and cotangents, and its rows. Each cotangent is between its two nodes."""
     import networkx  # type: ignore[import-untyped]
 
     graph: Any = networkx.DiGraph()
-    graph.add_node("loss", box=Box(title="loss", kind="end"))
-    strip = Strip(merged(next(iter(steps[0].arrives.values()))), meets=told[0].meets.get(GRAD, ()))
-    graph.add_node("start", box=Box([strip], to=0, kind="cotangent"))
+    nodes = []
     for number, (step, about) in enumerate(zip(steps, told, strict=True)):
         strips = [Strip({"": outcome(value)}, name, about.meets.get(name, ())) for name, value in about.tensors.items()]
         formula = about.formula if len(about.formula) <= SHORT else ""
-        kind = "end" if step.leaf else "node"
-        graph.add_node(number, box=Box(strips, about.title, formula, number, kind=kind))
-    graph.add_edge("loss", "start")
-    graph.add_edge("start", 0)
-    for number, step in enumerate(steps):
+        nodes.append(Box(strips, about.title, formula, number, kind="end" if step.leaf else "node"))
+
+    def arriving(value: Mapping[str, Outcome], to: int, **more: Any) -> Box:
+        return Box([Strip(merged(value), meets=told[to].meets.get(GRAD, ()))], to=to, kind="cotangent", **more)
+
+    start = arriving(next(iter(steps[0].arrives.values())), 0)
+    networkx.add_path(graph, [Box(title="loss", kind="end"), start, *nodes[:1]])
+    graph.add_nodes_from(nodes)
+    for number, (step, about) in enumerate(zip(steps, told, strict=True)):
         for sent in step.sends:
-            box = Box(
-                [Strip(merged(sent.value), meets=told[sent.to].meets.get(GRAD, ()))],
-                step=number,
-                to=sent.to,
-                kind="cotangent",
-                born=told[number].born.get(sent.slot, {}),
-                spared=told[number].spared.get(sent.slot, {}),
+            texts = {"born": about.born.get(sent.slot, {}), "spared": about.spared.get(sent.slot, {})}
+            networkx.add_path(
+                graph, [nodes[number], arriving(sent.value, sent.to, step=number, **texts), nodes[sent.to]]
             )
-            graph.add_node((number, sent.slot), box=box)
-            graph.add_edge(number, (number, sent.slot))
-            graph.add_edge((number, sent.slot), sent.to)
-    return _with_bends(graph, list(networkx.topological_generations(graph)))
+    rows = [sorted(row, key=list(graph).index) for row in networkx.topological_generations(graph)]
+    return graph, _with_bends(graph, rows)
 
 
-def _with_bends(graph: Any, layers: Sequence[Sequence[Any]]) -> Any:
-    """Add a bend in each layer that a line passes, so that the layout keeps space for the line."""
-    layer = {name: at for at, names in enumerate(layers) for name in names}
-    for name in layer:
-        graph.nodes[name]["layer"] = layer[name]
+def _with_bends(graph: Any, rows: list[list[Box]]) -> list[list[Box]]:
+    """The rows with a bend in each row that a line passes, so that the layout keeps space for the line."""
+    row = {box: at for at, boxes in enumerate(rows) for box in boxes}
     for above, below in list(graph.edges):
-        if layer[below] - layer[above] > 1:
+        if row[below] - row[above] > 1:
+            bends = [Box(step=above.step, width=8) for _ in range(row[above] + 1, row[below])]
+            for at, bend in enumerate(bends, row[above] + 1):
+                rows[at].append(bend)
             graph.remove_edge(above, below)
-            last = above
-            for at in range(layer[above] + 1, layer[below]):
-                bend = ("bend", above, at)
-                step = graph.nodes[above]["box"].step
-                graph.add_node(bend, box=Box(step=step, width=8), layer=at)
-                graph.add_edge(last, bend)
-                last = bend
-            graph.add_edge(last, below)
-    return graph
+            graph.add_edges_from(pairwise([above, *bends, below]))
+    return rows
 
 
-def _measure(graph: Any, most: int) -> dict[tuple[int, int], float]:
-    """The widths of columns. Rows with the same number of elements get the same widths, so that they are aligned."""
+def _measure(boxes: Iterable[Box], most: int) -> None:
+    """Set the sizes of all boxes. Strips with the same number of cells get the same widths, so they are aligned."""
+    strips = [strip for box in boxes for strip in box.strips]
     widths: dict[tuple[int, int], float] = {}
-    for _, data in graph.nodes(data=True):
-        for strip in data["box"].strips:
-            if count := strip.columns(most):
-                for at, text in enumerate(strip.texts()):
-                    key = count, at % count
-                    widths[key] = max(widths.get(key, 24), CHARACTER * len(text) + 9)
-    for _, data in graph.nodes(data=True):
-        box = data["box"]
-        if box.kind == "bend":
-            continue
-        sizes = [_size(strip, widths, most) for strip in box.strips]
-        box.width = max([width for width, _ in sizes], default=0)
-        box.height = sum(height for _, height in sizes)
+    for strip in strips:
+        if count := strip.columns(most):
+            for at, text in enumerate(strip.texts()):
+                key = count, at % count
+                widths[key] = max(widths.get(key, 24), CHARACTER * len(text) + 9)
+    for strip in strips:
+        count = strip.columns(most)
+        strip.widths = [widths[count, at] for at in range(count)]
+    for box in boxes:
+        if box.kind != "bend":
+            box.width = max([strip.width for strip in box.strips], default=0)
+            box.height = sum(strip.height for strip in box.strips)
         if box.kind in ("node", "end"):
             labels = [CHARACTER * len(strip.label) for strip in box.strips]
             box.width = max([box.width, 7.2 * len(box.title) + CHARACTER * (len(box.formula) + 2), *labels]) + 20
             box.height += 26 + LABEL * len(box.strips) + (6 if box.strips else 0)
-    return widths
 
 
-def _size(strip: Strip, widths: Mapping[tuple[int, int], float], most: int) -> tuple[float, float]:
-    count = strip.columns(most)
-    if not count:
-        return CHARACTER * max(len(strip.words(value)) for value in strip.methods.values()) + 10, CELL
-    rows = -(-len(strip.texts()) // count)
-    return sum(widths[count, at] for at in range(count)), CELL * rows
-
-
-def _lay_out(graph: Any) -> tuple[float, float]:
+def _lay_out(graph: Any, rows: Sequence[list[Box]]) -> tuple[float, float]:
     """Set the position of every box, and return the width and height of the drawing."""
-    layers: dict[int, list[Any]] = {}
-    for name, data in graph.nodes(data=True):
-        layers.setdefault(data["layer"], []).append(name)
-    box = {name: data["box"] for name, data in graph.nodes(data=True)}
-    rows = [layers[at] for at in sorted(layers)]
-    # Each sweep moves the boxes of a layer towards the mean position of their neighbours, from above and from below in
-    # turn. The first four sweeps may change the order in a layer, which reduces crossings. The last two keep it.
+    # Each sweep moves the boxes of a row towards the mean position of their neighbours, from above and from below in
+    # turn. The first four sweeps may change the order in a row, which reduces crossings. The last two keep it.
     for sweep in range(6):
         down = sweep % 2 == 0
-        for names in rows if down else reversed(rows):
+        for row in rows if down else reversed(rows):
             near = graph.predecessors if down else graph.successors
-            wanted = {name: _mean([box[other].x for other in near(name)], box[name].x) for name in names}
+            wanted = {box: _mean([other.x for other in near(box)], box.x) for box in row}
             if sweep < 4:
-                names.sort(key=wanted.__getitem__)
-            _settle([box[name] for name in names], [wanted[name] for name in names])
+                row.sort(key=wanted.__getitem__)
+            _settle(row, [wanted[box] for box in row])
     y = 0.0
-    for names in rows:
-        tallest = max(box[name].height for name in names)
-        for name in names:
-            box[name].y = y
-            if box[name].kind == "bend":
-                box[name].height = tallest
-        bent = any(abs(box[name].x - box[to].x) > GAP for name in names for to in graph.successors(name))
+    for row in rows:
+        tallest = max(box.height for box in row)
+        for box in row:
+            box.y = y
+            if box.kind == "bend":
+                box.height = tallest
+        bent = any(abs(box.x - to.x) > GAP for box in row for to in graph.successors(box))
         y += tallest + SPACE * (2 if bent else 1)
-    left = min(each.x - each.width / 2 for each in box.values()) - EDGE
-    for each in box.values():
-        each.x -= left
-        each.y += 3
-    return max(each.x + each.width / 2 for each in box.values()) + EDGE, y - SPACE + 6
-
-
-def _call(graph: Any, width: float) -> float:
-    """Choose a side for the arithmetic of the first NaN, if a side has space for it, and return the new width."""
-    boxes = [data["box"] for _, data in graph.nodes(data=True)]
+    boxes = [box for row in rows for box in row]
+    left = min(box.left for box in boxes) - EDGE
     for box in boxes:
-        if not box.born or len(box.born) > 1 and len(set(box.born.values())) > 1:
+        box.x -= left
+        box.y += 3
+    return max(box.right for box in boxes) + EDGE, y - SPACE + 6
+
+
+def _call(boxes: Sequence[Box], width: float) -> float:
+    """Choose a side for the arithmetic of the first NaN, if a side has space for it, and return the new width."""
+    for box in boxes:
+        if len(set(box.born.values())) != 1:
             continue
         beside = [other for other in boxes if other.y < box.y + box.height and box.y < other.y + other.height]
-        beside.remove(box)
         need = CHARACTER * len(next(iter(box.born.values()))) + 10
-        left, right = box.x - box.width / 2, box.x + box.width / 2
-        if right + need <= max(width, WIDEST) and not any(other.x > box.x for other in beside):
+        if box.right + need <= max(width, WIDEST) and not any(other.x > box.x for other in beside):
             box.calls = "right"
-            width = max(width, right + need)
-        elif left > need and not any(other.x < box.x for other in beside):
+            width = max(width, box.right + need)
+        elif box.left > need and not any(other.x < box.x for other in beside):
             box.calls = "left"
     return width
 
@@ -276,8 +264,7 @@ def _settle(boxes: Sequence[Box], wanted: Sequence[float]) -> None:
         box.x += shift
 
 
-def _line(graph: Any, above: Any, below: Any) -> str:
-    a, b = graph.nodes[above]["box"], graph.nodes[below]["box"]
+def _line(a: Box, b: Box) -> str:
     top, end = a.y + a.height, b.y
     start = f"M{a.x:.1f} {a.y if a.kind == 'bend' else top:.1f}V{top:.1f}"  # a line goes straight through a bend
     if abs(a.x - b.x) < 0.5:
@@ -286,15 +273,15 @@ def _line(graph: Any, above: Any, below: Any) -> str:
     return f"{start}C{a.x:.1f} {middle:.1f} {b.x:.1f} {middle:.1f} {b.x:.1f} {end:.1f}"
 
 
-def _drawn(box: Box, widths: Mapping[tuple[int, int], float], most: int) -> str:
+def _drawn(box: Box) -> str:
     if box.kind == "bend":
         return ""
     parts, y = [], box.y
     if box.kind in ("node", "end"):
         radius = 13 if box.kind == "end" else 5
         parts.append(
-            f'<text class="zn-here" x="{box.x - box.width / 2 - 7:.1f}" y="{box.y + 17:.1f}">▶</text>'
-            f'<rect class="zn-box" x="{box.x - box.width / 2:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
+            f'<text class="zn-here" x="{box.left - 7:.1f}" y="{box.y + 17:.1f}">▶</text>'
+            f'<rect class="zn-box" x="{box.left:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
             f'height="{box.height:.1f}" rx="{radius}"/>'
             f'<text x="{box.x:.1f}" y="{box.y + 17:.1f}"><tspan class="zn-title">{html.escape(box.title)}</tspan>'
             + (f'<tspan dx="8">{html.escape(box.formula)}</tspan></text>' if box.formula else "</text>")
@@ -305,13 +292,13 @@ def _drawn(box: Box, widths: Mapping[tuple[int, int], float], most: int) -> str:
             parts.append(f'<text class="zn-label" x="{box.x:.1f}" y="{y + 12:.1f}">{html.escape(strip.label)}</text>')
             y += LABEL
         for method, value in strip.methods.items():
-            cells = _cells(strip, value, box, y, widths, most)
+            cells = _cells(strip, value, box, y)
             parts.append(f'<g data-method="{method}">{cells}</g>' if method else cells)
-        y += _size(strip, widths, most)[1]
+        y += strip.height
     for method, texts in zip(METHODS, (box.born, box.spared), strict=True):
         for at, text in [*texts.items()][: 1 if box.calls else 0]:
-            x = box.x + (box.width / 2 + 7) * (1 if box.calls == "right" else -1)
-            row = at // max(box.strips[0].columns(most), 1)
+            x = box.right + 7 if box.calls == "right" else box.left - 7
+            row = at // max(len(box.strips[0].widths), 1)
             parts.append(
                 f'<text class="zn-call zn-{box.calls}" data-method="{method}" x="{x:.1f}" '
                 f'y="{box.y + 14 + CELL * row:.1f}">{html.escape(text)}</text>'
@@ -322,17 +309,17 @@ def _drawn(box: Box, widths: Mapping[tuple[int, int], float], most: int) -> str:
     return f'<g class="zn-{box.kind}" {place}>{"".join(parts)}</g>'
 
 
-def _cells(strip: Strip, value: Outcome, box: Box, y: float, widths: Mapping[tuple[int, int], float], most: int) -> str:
-    count = strip.columns(most)
-    width, height = _size(strip, widths, most)
-    left = box.x - width / 2
-    if not count or not isinstance(value, Entries):
-        frame = f'<rect class="zn-cell" x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+def _cells(strip: Strip, value: Outcome, box: Box, y: float) -> str:
+    left = box.x - strip.width / 2
+    if not strip.widths or not isinstance(value, Entries):
+        frame = (
+            f'<rect class="zn-cell" x="{left:.1f}" y="{y:.1f}" width="{strip.width:.1f}" height="{strip.height:.1f}"/>'
+        )
         return f'{frame}<text x="{box.x:.1f}" y="{y + 14:.1f}">{html.escape(strip.words(value))}</text>'
-    starts = [left + sum(widths[count, before] for before in range(at)) for at in range(count)]
     cells = []
     for at, (text, kind) in enumerate(zip(short(value), value.kinds(), strict=True)):
-        x, top, wide = starts[at % count], y + CELL * (at // count), widths[count, at % count]
+        row, column = divmod(at, len(strip.widths))
+        x, top, wide = left + sum(strip.widths[:column]), y + CELL * row, strip.widths[column]
         marked = " zn-born" * (at in box.born and kind is Kind.NAN) + " zn-meets" * (at in strip.meets)
         cells.append(
             f'<g class="zn-entry-{kind.value.lower()}{marked}"><rect class="zn-cell" x="{x:.1f}" y="{top:.1f}" '
