@@ -48,6 +48,12 @@ def test_the_last_column_says_what_other_releases_gave(case, known, records, sai
     assert re.sub(r"</?span[^>]*>", "", last) == said
 
 
+def test_the_caption_has_the_releases(case, known):
+    known(record("2.6.0", "0.5", "NaN"), record("2.7.0", "1", "NaN"))
+    html = _table("Two", HEAD, {"row": case.claims[0]}).html()
+    assert "Two, on PyTorch 2.13.0; recorded on 2.6 and 2.7</caption>" in html
+
+
 def test_a_row_without_a_fitting_claim_is_an_error(case):
     with pytest.raises(LookupError, match="the method vanilla made no claim about 'thirds'; it made .*: halves"):
         across(case, "vanilla", "Two", HEAD, {"row": "thirds"})

@@ -1,5 +1,6 @@
 """A page states its claims, exceptions and verdicts with one `Case`, which keeps and checks them."""
 
+import platform
 from math import nan
 
 import pytest
@@ -9,6 +10,7 @@ from torch.masked import masked_tensor
 from helpers import MASKED, Case, ClaimFailed, methods, reference
 from helpers.entries import Absent, outcome
 from helpers.methods import METHODS, Method, register
+from helpers.show import MIME
 
 
 @pytest.fixture
@@ -129,3 +131,12 @@ def test_a_verdict_needs_a_claim_by_each_method_and_a_label_for_each_element(cas
         case.verdict("y.grad", outcome([1.0]), {"vanilla": "right"})
     with pytest.raises(ValueError, match="2 row labels for 1 elements"):
         case.verdict("x.grad", outcome([1.0]), {"vanilla": "right"}, rows=["a", "b"])
+
+
+def test_a_case_shows_its_thread_and_the_versions_that_this_run_verifies(case):
+    bundle = case._repr_mimebundle_()
+    thread = case.thread
+    for text in (bundle["text/plain"], bundle["text/html"]):
+        parts = (thread.url, thread.title, thread.looked_up, torch.__version__, platform.python_version())
+        assert all(part in text for part in parts)
+    assert bundle[MIME] == {**thread.json(), "type": "case"}
