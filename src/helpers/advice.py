@@ -1,15 +1,13 @@
 """The list of all nodes. Of those that people meet, it says whether they can return NaN, why, and what to write.
 
 `zero_or_nan` knows why, from the numbers that a function takes and gives, and the atlas has the points and the code.
-The file `advice.toml` holds only what these two can't say.
+The file `data/advice.toml` holds only what these two can't say.
 """
 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
-from importlib import resources
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +20,11 @@ from zero_or_nan.functions.record import FUNCTIONS, UNKNOWN
 
 from . import show
 from .atlas import Point, graph_nodes, points_by_node
+from .data import load
 from .nodes import Node, nodes
 from .points import POINTS
 
-_FILE = tomllib.loads(resources.files(__package__).joinpath("advice.toml").read_text(encoding="utf-8"))
+_FILE = load("advice")
 
 ADVICE: dict[str, dict[str, str]] = {
     name if "Backward" in name else f"{name}Backward0": row for row in _FILE["advice"] for name in row["nodes"].split()
@@ -126,7 +125,9 @@ def why(node: Node) -> str:
         return "Yes: if a number of the forward pass is NaN or inf, or so large that the derivative overflows."
     if record.safe_if == ALWAYS:
         return "Not by itself: only if NaN or inf arrives."
-    raise ValueError(f"nothing is known of the numbers of {node.name}; write why it can be NaN in helpers/advice.toml")
+    raise ValueError(
+        f"nothing is known of the numbers of {node.name}; write why it can be NaN in helpers/data/advice.toml"
+    )
 
 
 def _html(why: str, fix: str, page: str, points: Mapping[str, Point]) -> str:

@@ -1,13 +1,13 @@
 """The methods that the pages compare.
 
-A claim names its method. A misspelt name is therefore an error and not a new column. `methods.toml` lists them.
+A claim names its method. A misspelt name is therefore an error and not a new column. `data/methods.toml` lists them.
 """
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
-from importlib.resources import files
+
+from .data import load
 
 
 @dataclass(frozen=True)
@@ -56,5 +56,5 @@ def method(name: str) -> Method:
     return METHODS[name]
 
 
-for _name, _row in tomllib.loads(files(__package__).joinpath("methods.toml").read_text(encoding="utf-8")).items():
+for _name, _row in load("methods").items():
     register(_name, _row.get("title", _name), _row["summary"])

@@ -1,15 +1,15 @@
 """Computations whose gradient is NaN, and the code that people write against it, for *Every remedy for a NaN gradient*.
 
-Each row of the file `recipes.toml` is a few lines of PyTorch. `helpers.remedies` runs the lines and judges the results.
+Each row of `data/recipes.toml` is a few lines of PyTorch. `helpers.remedies` runs the lines and judges the results.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from typing import Any
+
+from .data import load
 
 REWRITES = ("select first", "double where", "substitute", "multiply", "epsilon", "masked")
 """The remedies that rewrite the forward code."""
@@ -89,14 +89,11 @@ def _code(y: str, loss: str) -> str:
     return f"{y if 'y = ' in y else f'y = {y}'}\nloss = {loss}"
 
 
-_FILE = tomllib.loads(files(__package__).joinpath("recipes.toml").read_text(encoding="utf-8"))
-
-
 def _rows(kind: str, ignored: Sequence[Situation] = (), **usual: Any) -> tuple[Situation, ...]:
     """The rows of a kind. A row can be like one before it, or like one of `ignored`. `usual` are its usual fields."""
     known = {each.name: each for each in ignored}
     found = []
-    for row in _FILE[kind]:
+    for row in load("recipes")[kind]:
         fields = {**usual, **row}
         like = fields.pop("like", None)
         found.append(replace(known[like], **fields) if like else Situation(**fields))

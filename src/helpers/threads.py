@@ -1,15 +1,15 @@
 """The public threads that the book reproduces.
 
-Their titles, addresses and states are only in the file `threads.toml`, with a date.
+Their titles, addresses and states are only in the file `data/threads.toml`, with a date.
 """
 
 from __future__ import annotations
 
 import html
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
+
+from .data import load
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,15 @@ def thread(key: str) -> Thread:
     """
     if key not in THREADS:
         raise KeyError(
-            f"no case has the key {key!r}; the keys are {', '.join(THREADS)}. To add a case, edit helpers/threads.toml"
+            f"no case has the key {key!r}; the keys are {', '.join(THREADS)}. "
+            "To add a case, edit helpers/data/threads.toml"
         )
     return THREADS[key]
 
 
 def listed(name: str) -> dict[str, Thread]:
-    """The threads of one list of `threads.toml`, by their keys, in the order of the file."""
-    return {each.key: each for each in (_thread(**row) for row in _FILE[name])}
+    """The threads of one list of `data/threads.toml`, by their keys, in the order of the file."""
+    return {each.key: each for each in (_thread(**row) for row in load("threads")[name])}
 
 
 def _thread(number: int | None = None, kind: str = "issues", label: str = "", **more: Any) -> Thread:
@@ -74,8 +75,6 @@ def _thread(number: int | None = None, kind: str = "issues", label: str = "", **
     url = f"https://github.com/pytorch/pytorch/{kind}/{number}"
     return Thread(key=str(number), label=f"pytorch#{number}", url=url, number=number, **more)
 
-
-_FILE = tomllib.loads(resources.files(__package__).joinpath("threads.toml").read_text(encoding="utf-8"))
 
 THREADS = listed("cases")
 """Every thread, by the key of its case, in the order of the chapters."""

@@ -10,7 +10,7 @@ from scratch import ROOT, Book
 NAME = "log-under-a-mask"
 TEMPLATE = "tools/chapter_template.md"
 OTHERS = {
-    "src/helpers/threads.toml",
+    "src/helpers/data/threads.toml",
     "_toc.yml",
     "chapters/welcome.md",
     "chapters/messages.toml",
@@ -74,7 +74,7 @@ def test_a_new_chapter_by_the_steps_of_the_text_is_built(tmp_path: Path) -> None
     book = Book(tmp_path / "book", {"one": ["print(1)"]})
     shutil.copy(ROOT / TEMPLATE, book.chapter(NAME))
     book.contents("one", NAME)
-    book.edit("src/helpers/threads.toml", '\n[[points]]\nkey = "notes"', f'{THREAD}\n[[points]]\nkey = "notes"')
+    book.edit("src/helpers/data/threads.toml", '\n[[points]]\nkey = "notes"', f'{THREAD}\n[[points]]\nkey = "notes"')
     fill_in(book, KEY)
     done = book.run("check", NAME)
     assert done.returncode == 1 and f"chapters/{NAME}.md, code cell 3 (case.claim(" in done.stderr
