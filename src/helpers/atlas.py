@@ -169,8 +169,8 @@ def atlas(points: Sequence[Point], sources: dict[str, Thread]) -> None:
         points: the points of one group.
         sources: the threads, by the keys that the points name in their `sources`.
     """
-    cards = [_Card(point, [sources[key] for key in point.sources]) for point in points]
-    show.show(show.Item("\n".join(card.text() for card in cards), "".join(card.html() for card in cards)))
+    texts, cards = zip(*(_card(point, [sources[key] for key in point.sources]) for point in points), strict=True)
+    show.show(show.Item("\n".join(texts), "".join(cards)))
 
 
 def points_by_node(points: Sequence[Point]) -> dict[str, list[Point]]:
@@ -194,61 +194,45 @@ def decisions(sources: dict[str, Thread]) -> None:
     show.show(show.Item("\n".join(thread.text() for thread in threads), show.prose(box)))
 
 
-class _Card:
-    """One point with its measurements."""
-
-    def __init__(self, point: Point, sources: Sequence[Thread]) -> None:
-        self.point, self.sources = point, sources
-        self.plain = measure(point.code, point.at, point.given)
-        self.sides = slopes(point.code, point.at, point.given)
-        self.other = measure(point.instead, point.at, point.given) if point.instead else None
-
-    @property
-    def kind(self) -> str:
-        if self.plain.kind != "finite":
-            return self.plain.kind
-        return "the slope" if differentiable(self.plain.gradient, self.sides) else "finite by convention"
-
-    def text(self) -> str:
-        return f"{self.point.name}: {describe(outcome(self.plain.gradient))}, {self.kind}"
-
-    def html(self) -> str:
-        point = self.point
-        given = f" with {show.code(point.given)}" if point.given else ""
-        run = {
-            "Code": f"{show.code(point.code)} at {show.code(f'x = {describe(outcome(point.at))}')}{given}",
-            "Gives": f"value {_entries(self.plain.value)}, gradient {_entries(self.plain.gradient)}: "
-            f"<strong>{self.kind}</strong>",
-        }
-        write = {}
-        if self.other is not None:
-            write["Write"] = (
-                f"{show.code(point.instead)}: value {_entries(self.other.value)}, "
-                f"gradient {_entries(self.other.gradient)}. {html.escape(point.effect)}"
-            )
-        said = {
-            "Slopes": f"from below {self._side(0)}; from above {self._side(1)}",
-            "Mathematics": html.escape(point.mathematics),
-            "PyTorch": html.escape(point.decided),
-        }
-        if self.sources:
-            said["PyTorch"] += f" ({', '.join(source.link() for source in self.sources)})"
-        title, nodes = f"<strong>{html.escape(point.name)}</strong>", " ".join(map(show.code, self.plain.nodes))
-        # People search for a node that gives NaN or infinity, so the title names this node.
-        if self.plain.kind == "finite":
-            run["Nodes"] = nodes
-        else:
-            title += f" {nodes}"
-        # The search of the site finds only what was run. The explanation uses words that every page has.
-        why = f"<details><summary>{', '.join(filter(said.get, said))}</summary>{_list(said)}</details>"
-        return (
-            f'<div class="zn-point"><div class="zn-searched" id="{point.anchor}"><p>{title}</p>{_list(run)}</div>'
-            f"{_list(write)}{why}</div>"
+def _card(point: Point, sources: Sequence[Thread]) -> tuple[str, str]:
+    """One point with its measurements, as text and as HTML."""
+    plain, sides = measure(point.code, point.at, point.given), slopes(point.code, point.at, point.given)
+    kind = plain.kind
+    if kind == "finite":
+        kind = "the slope" if differentiable(plain.gradient, sides) else "finite by convention"
+    given = f" with {show.code(point.given)}" if point.given else ""
+    run = {
+        "Code": f"{show.code(point.code)} at {show.code(f'x = {describe(outcome(point.at))}')}{given}",
+        "Gives": f"value {_entries(plain.value)}, gradient {_entries(plain.gradient)}: <strong>{kind}</strong>",
+    }
+    write = {}
+    if point.instead:
+        other = measure(point.instead, point.at, point.given)
+        write["Write"] = (
+            f"{show.code(point.instead)}: value {_entries(other.value)}, gradient {_entries(other.gradient)}. "
+            f"{html.escape(point.effect)}"
         )
-
-    def _side(self, side: int) -> str:
-        told = [_slope(pair[side]) for pair in self.sides]
-        return ", ".join(told[:1] if len(set(told)) == 1 else told)
+    below, above = zip(*sides, strict=True)
+    said = {
+        "Slopes": f"from below {_slopes(below)}; from above {_slopes(above)}",
+        "Mathematics": html.escape(point.mathematics),
+        "PyTorch": html.escape(point.decided),
+    }
+    if sources:
+        said["PyTorch"] += f" ({', '.join(source.link() for source in sources)})"
+    title, nodes = f"<strong>{html.escape(point.name)}</strong>", " ".join(map(show.code, plain.nodes))
+    # People search for a node that gives NaN or infinity, so the title names this node.
+    if plain.kind == "finite":
+        run["Nodes"] = nodes
+    else:
+        title += f" {nodes}"
+    # The search of the site finds only what was run. The explanation uses words that every page has.
+    why = f"<details><summary>{', '.join(filter(said.get, said))}</summary>{_list(said)}</details>"
+    card = (
+        f'<div class="zn-point"><div class="zn-searched" id="{point.anchor}"><p>{title}</p>{_list(run)}</div>'
+        f"{_list(write)}{why}</div>"
+    )
+    return f"{point.name}: {describe(outcome(plain.gradient))}, {kind}", card
 
 
 def _list(lines: dict[str, str]) -> str:
@@ -256,11 +240,13 @@ def _list(lines: dict[str, str]) -> str:
     return f"<dl>{''.join(rows)}</dl>" if rows else ""
 
 
-def _slope(value: float | str) -> str:
-    if value == JUMP:
-        return "a jump"
-    assert isinstance(value, float)
-    return "none" if math.isnan(value) else f"{value:.3g}".replace("-", "−")
+def _slopes(values: Sequence[float | str]) -> str:
+    """The slopes on one side, or a single one if all elements have the same."""
+    told = [
+        "a jump" if isinstance(value, str) else "none" if math.isnan(value) else f"{value:.3g}".replace("-", "−")
+        for value in values
+    ]
+    return ", ".join(told[:1] if len(set(told)) == 1 else told)
 
 
 def _entries(value: Tensor) -> str:

@@ -74,7 +74,8 @@ def marks_table(rows: Sequence[Row], caption: str) -> None:
         + "</tr>"
         for row in rows
     )
-    legend = ", ".join(f"<b>{symbol}</b> {word}" for word, symbol in WORDS.items() if _occurs(rows, word))
+    occurring = {cell.word for row in rows for cell in row.cells.values()}
+    legend = ", ".join(f"<b>{symbol}</b> {word}" for word, symbol in WORDS.items() if word in occurring)
     width = max(len(row.situation.name) for row in rows)
     plain = "\n".join([caption, *(f"{row.situation.name:<{width}}  {row.marks}" for row in rows)])
     table = (
@@ -82,10 +83,6 @@ def marks_table(rows: Sequence[Row], caption: str) -> None:
         f'<th scope="col">case</th>{head}</tr></thead><tbody>{body}</tbody></table>'
     )
     show.show(show.Item(plain, f'{table}<p class="zn-note">{legend}.</p>'))
-
-
-def _occurs(rows: Sequence[Row], word: str) -> bool:
-    return any(cell.word == word for row in rows for cell in row.cells.values())
 
 
 def _kind(word: str) -> str:
