@@ -7,15 +7,11 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from helpers.compare import _INTEGER_VIEW as INTEGER
+
 # The same examples in every run: a build that fails once fails again.
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 
-INTEGER = {
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-    torch.float32: torch.int32,
-    torch.float64: torch.int64,
-}
 FLOATS = tuple(INTEGER)
 floats = st.sampled_from(FLOATS)
 

@@ -128,19 +128,27 @@ def _number(value: Tensor) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def _made(node: Node, pattern: str, operands: Mapping[str, Any] | None = None, **more: Any) -> Arithmetic:
+def _made(
+    node: Node,
+    pattern: str,
+    others: Mapping[str, Any] | None = None,
+    *,
+    grad: Tensor | None = None,
+    terms: Tensor | None = None,
+    words: str = "",
+) -> Arithmetic:
     """Elementwise arithmetic. If the forward pass broadcast the input, the terms are summed.
 
-    `more` has the operand `grad`, if it is not the arriving cotangent, the `terms`, if the pattern does not give their
-    bits, and further fields.
+    Args:
+        others: the operands beside `grad`.
+        grad: the operand, if it is not the arriving cotangent.
+        terms: the results, if the pattern does not give their bits.
     """
-    operands = {GRAD: more.pop(GRAD, node.grad), **(operands or {})}
-    terms = more.pop("terms", None)
-    if terms is None:
-        terms = _computed(pattern, [*operands.values()])
+    operands = {GRAD: node.grad if grad is None else grad, **(others or {})}
+    terms = _computed(pattern, [*operands.values()]) if terms is None else terms
     if terms.shape == node.shape:
-        return Arithmetic(pattern, operands, terms, **more)
-    return Arithmetic(pattern, operands, terms.sum_to_size(node.shape), terms, **more)
+        return Arithmetic(pattern, operands, terms, words=words)
+    return Arithmetic(pattern, operands, terms.sum_to_size(node.shape), terms, words)
 
 
 def _computed(pattern: str, operands: Sequence[Any]) -> Tensor:
