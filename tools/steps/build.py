@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ..disk import check_room, complaint
-from ..project import Problem, Project
+from ..project import Project
 from ..versions.jax import check_boxes
 from .claimed import Claimed
 from .collect import ChapterRun, checked, collect, failed
@@ -22,7 +22,6 @@ from .shape import lacking
 from .shown import problems
 from .site import COVERED, Site
 from .threads import check_threads, record_threads
-from .unpair import unpair
 
 
 class Build:
@@ -82,13 +81,6 @@ class Build:
         """Bring the notebooks up to date with their chapters."""
         check_records(self.project)
         print(f"{len(self._pair())} of {len(self.project.chapters)} notebooks rewritten")
-        return 0
-
-    def from_notebook(self, notebook: str = "", name: str = "") -> int:
-        """Write the chapter of a notebook that a person edited."""
-        if not notebook:
-            raise Problem("no notebook is named; run make from-notebook NOTEBOOK=path/to/where-over-exp.ipynb")
-        print(unpair(self.project, Path(notebook), name))
         return 0
 
     def check(self, *names: str) -> int:

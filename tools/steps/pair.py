@@ -7,7 +7,7 @@ A notebook is its chapter with four changes that make sense only outside the sit
 - Links to other pages are absolute.
 - Code that the site folds is folded by the settings of Jupyter and Colab.
 
-The notebook that a page offers for download is the same, with outputs. `unpair` is the opposite.
+The notebook that a page offers for download is the same, with outputs.
 """
 
 from __future__ import annotations
@@ -80,11 +80,6 @@ def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
     return str(nbformat.writes(book)) + "\n"
 
 
-def is_badge(cell: NotebookNode) -> bool:
-    """Whether a cell is only a badge that opens Colab: the project's own badge, or the badge that Colab adds."""
-    return cell.cell_type == "markdown" and _BADGE in cell.source and len(cell.source.strip().splitlines()) == 1
-
-
 def out_of_step(project: Project) -> list[Path]:
     """The notebooks that are missing, that differ from what their chapter gives, or that have no chapter."""
     made = Made(project)
@@ -110,17 +105,12 @@ def pair(project: Project) -> list[Path]:
             if new is None:
                 path.unlink()
             else:
-                _write(project, made, path, *new)
+                source, text = new
+                write(path, text)
+                made.remember(_name(project, path), source, digest(text))
     finally:  # after an interruption too: the next build must recognize what this build wrote
         made.save()
     return list(changes)
-
-
-def renew(project: Project, chapter: Path) -> None:
-    """Write the notebook of a chapter, even over changes, because the chapter has these changes now."""
-    made = Made(project)
-    _write(project, made, project.notebook(chapter), _source(project, chapter), notebook(project, chapter))
-    made.save()
 
 
 def _changes(project: Project, made: Made) -> _Changes:
@@ -148,9 +138,8 @@ def _stop_before_loss(project: Project, made: Made, changes: _Changes) -> None:
     told = []
     if edited:
         told.append(
-            f"It would overwrite {', '.join(edited)}. If you changed a notebook, make from-notebook "
-            f"NOTEBOOK={edited[0]} writes your changes to its chapter. Otherwise delete the notebook, and the build "
-            "writes it again."
+            f"It would overwrite {', '.join(edited)}. If you changed a notebook, make the change in its chapter. Then "
+            "delete the notebook, and the build writes it again."
         )
     if orphans:
         told.append(
@@ -165,11 +154,6 @@ def _is_kept(project: Project, made: Made, path: Path) -> bool:
     """Whether nothing is lost with a notebook, because the last build wrote it, or because git holds it."""
     is_made = path.is_file() and made.is_intact(_name(project, path), digest(path.read_bytes()))
     return is_made or holds(project, path)
-
-
-def _write(project: Project, made: Made, path: Path, source: str, text: str) -> None:
-    write(path, text)
-    made.remember(_name(project, path), source, digest(text))
 
 
 def _name(project: Project, path: Path) -> str:

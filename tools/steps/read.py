@@ -41,8 +41,7 @@ def _read(chapter: Path, text: str) -> NotebookNode:
         )
     if any(map(is_setup, code)):
         raise Problem(
-            f"{chapter.name} contains the set-up cell of its notebook: Jupytext copied it. Restore the chapter with "
-            f"git checkout, then run make from-notebook NOTEBOOK=notebooks/{chapter.stem}.ipynb"
+            f"{chapter.name} contains the set-up cell of its notebook: Jupytext copied it. Remove it and the badge"
         )
     if any("load" in cell.metadata for cell in code):
         raise Problem(
