@@ -6,7 +6,6 @@ The directives `{claims-overview}`, `{methods}` and `{sources}` read the execute
 
 from __future__ import annotations
 
-import functools
 import html
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +18,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from ..project import MAIN, Problem
 from ..steps.collect import checked, statements
-from ..steps.execute import cached
-from . import checkout
+from . import checkout, executed
 from .methods import methods
 from .releases import changed, releases, tested
 from .sources import sources
@@ -113,9 +111,8 @@ def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     def title(page: str) -> str:
         return app.env.titles[f"chapters/{page}"].astext().partition(" · ")[0]
 
-    @functools.cache
     def facts() -> list[dict[str, Any]]:
-        return [fact for path, notebook in cached(project).items() for fact in statements(notebook, path.stem)]
+        return [fact for path, notebook in executed(app).items() for fact in statements(notebook, path.stem)]
 
     make: dict[str, Callable[[Pending], str]] = {
         "claims-overview": lambda place: overview(facts(), link, title),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import html
 import json
@@ -25,8 +26,8 @@ from ..project import Project, write
 from ..steps.collect import checked, statements
 from ..steps.git import Repository, origin
 from ..steps.made import digest
-from ..steps.pair import with_outputs
-from . import checkout
+from ..steps.pair import anywhere
+from . import checkout, executed
 from .cards import card
 from .terms import GLOSSARY
 
@@ -113,7 +114,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "version": version(project),
     }
     if doctree is not None:
-        facts = list(_facts(project, name))
+        facts = list(_facts(app, project, name))
         shown["checked"] = len(checked(facts))
         shown["card"] = f"{project.site_url}/{card(project, name, heading, description, facts)}"
         shown["card_alt"] = f"{book} {heading}"
@@ -183,8 +184,8 @@ def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
     up = "../" * project.path(name).count("/")
     actions: list[dict[str, Any]] = []
     if path in project.chapters:
-        executed = (project.executed / f"{name}.ipynb").read_text(encoding="utf-8")
-        write(Path(app.outdir) / "_sources" / f"{name}.ipynb", with_outputs(project, path, executed))
+        notebook = anywhere(project, path, copy.deepcopy(executed(app)[path]))
+        write(Path(app.outdir) / "_sources" / f"{name}.ipynb", notebook)
         actions += [
             {"name": "colab", "address": project.colab_url(path), "icon": "play", "text": "Open in Colab"},
             {
@@ -240,11 +241,11 @@ def versions() -> str:
     return f"torch {packages.version('torch')}, Python {platform.python_version()}"
 
 
-def _facts(project: Project, name: str) -> Iterator[dict[str, Any]]:
+def _facts(app: Sphinx, project: Project, name: str) -> Iterator[dict[str, Any]]:
     """The statements of an executed page: its thread, its claims and its verdicts."""
-    if project.root / f"{name}.md" in project.chapters:
-        path = project.executed / f"{name}.ipynb"
-        yield from statements(json.loads(path.read_bytes()), path.stem)
+    path = project.root / f"{name}.md"
+    if path in project.chapters:
+        yield from statements(executed(app)[path], path.stem)
 
 
 def _structured(shown: dict[str, Any], book: str, author: str, facts: list[dict[str, Any]]) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from importlib.metadata import version
-from pathlib import Path
 
 from ..project import Project, write
 
@@ -21,10 +19,6 @@ def digest(*parts: str | bytes) -> str:
         content = part.encode() if isinstance(part, str) else part
         found.update(len(content).to_bytes(8, "big") + content)
     return found.hexdigest()
-
-
-READER = digest(version("jupytext"), version("nbformat"), Path(__file__).with_name("read.py").read_bytes())
-"""A digest of everything that turns the text of a chapter into a notebook."""
 
 
 class Made:

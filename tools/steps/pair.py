@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from ..project import Problem, Project, write
 from .git import holds
-from .made import READER, Made, digest
+from .made import Made, digest
+from .read import read
 from .setup_cell import setup
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ _BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 _PAGE_LINK = re.compile(r"\]\((?!https?:|#)([\w-]+)\.md(#[\w-]*)?\)")
 
 
-_Changes = dict[Path, tuple[str, str] | None]
-"""The digest of the sources and the new text of each outdated notebook; None for a notebook that has no chapter."""
+_Changes = dict[Path, str | None]
+"""The new text of each outdated notebook; None for a notebook that has no chapter."""
 
 
 def notebook(project: Project, chapter: Path) -> str:
@@ -40,26 +41,14 @@ def notebook(project: Project, chapter: Path) -> str:
     Raises:
         Problem: if the chapter can't be read as a notebook.
     """
-    from .read import read  # here, because most builds write no notebook
-
     return anywhere(project, chapter, read(chapter))
 
 
-def with_outputs(project: Project, chapter: Path, executed: str) -> str:
-    """The text of the notebook that a page offers for download: as `notebook`, but with the outputs of the build.
-
-    Args:
-        project: the checkout.
-        chapter: the source of the page.
-        executed: the text of the executed notebook.
-    """
-    import nbformat
-
-    return anywhere(project, chapter, nbformat.reads(executed, as_version=4))
-
-
 def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
-    """The text of a notebook with the four changes. The set-up cell has no outputs, even if the other cells have."""
+    """The text of a notebook with the four changes, which are made in `book` too.
+
+    The notebook that a page offers for download has the outputs of the build; its set-up cell has none.
+    """
     import nbformat
     from nbformat.v4 import new_code_cell, new_markdown_cell
 
@@ -82,10 +71,7 @@ def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
 
 def out_of_step(project: Project) -> list[Path]:
     """The notebooks that are missing, that differ from what their chapter gives, or that have no chapter."""
-    made = Made(project)
-    changes = _changes(project, made)
-    made.save()
-    return list(changes)
+    return list(_changes(project, Made(project)))
 
 
 def pair(project: Project) -> list[Path]:
@@ -105,9 +91,8 @@ def pair(project: Project) -> list[Path]:
             if new is None:
                 path.unlink()
             else:
-                source, text = new
-                write(path, text)
-                made.remember(_name(project, path), source, digest(text))
+                write(path, new)
+                made.remember(_name(project, path), "", digest(new))
     finally:  # after an interruption too: the next build must recognize what this build wrote
         made.save()
     return list(changes)
@@ -117,15 +102,11 @@ def _changes(project: Project, made: Made) -> _Changes:
     """What `pair` has to change. Remembers the notebooks that are up to date."""
     changes: _Changes = {}
     for chapter in project.chapters:
-        path = project.notebook(chapter)
-        name, source = _name(project, path), _source(project, chapter)
-        there = path.read_bytes() if path.is_file() else b""
-        if not made.is_current(name, source, digest(there)):
-            text = notebook(project, chapter)
-            if there == text.encode():
-                made.remember(name, source, digest(there))
-            else:
-                changes[path] = source, text
+        path, text = project.notebook(chapter), notebook(project, chapter)
+        if path.is_file() and path.read_bytes() == text.encode():
+            made.remember(_name(project, path), "", digest(text))
+        else:
+            changes[path] = text
     own = {project.notebook(chapter) for chapter in project.chapters}
     orphans = sorted(path for path in project.notebooks.glob("*.ipynb") if path.is_file() and path not in own)
     return changes | dict.fromkeys(orphans)
@@ -158,12 +139,6 @@ def _is_kept(project: Project, made: Made, path: Path) -> bool:
 
 def _name(project: Project, path: Path) -> str:
     return path.relative_to(project.root).as_posix()
-
-
-def _source(project: Project, chapter: Path) -> str:
-    """A digest of everything that a chapter's notebook is made from."""
-    places = (project.repository, project.branch, project.site_url, project.name(chapter), project.names[0])
-    return digest(READER, Path(__file__).read_bytes(), setup(project), *places, chapter.read_bytes())
 
 
 def _absolute_links(project: Project, chapter: Path, text: str) -> str:

@@ -17,8 +17,7 @@ from .setup_cell import is_setup
 def read(chapter: Path) -> NotebookNode:
     """A chapter as Jupytext reads it. The caller may change the result.
 
-    The site's renderer reads the same cells, and therefore finds the outputs of a kernel under the same key of the
-    cache.
+    The site's renderer reads the same code cells.
 
     Raises:
         Problem: if the options of a cell can't be read, if a cell loads its code from another file, if a cell is the
@@ -27,13 +26,18 @@ def read(chapter: Path) -> NotebookNode:
     return copy.deepcopy(_read(chapter, page_text(chapter)))
 
 
+def code_of(notebook: NotebookNode) -> list[NotebookNode]:
+    """The code cells of a notebook."""
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
 @functools.cache
 def _read(chapter: Path, text: str) -> NotebookNode:
     try:
         notebook = jupytext.reads(text, fmt="md:myst")
     except MystMetadataParsingError as error:
         raise Problem(f"{chapter.name}: {' '.join(str(error).split())}") from error
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    code = code_of(notebook)
     if not code:
         raise Problem(
             f"{chapter.name} names a kernel but has no code cell; add a cell, or remove kernelspec from its front "
