@@ -10,6 +10,7 @@ from sphinx.application import Sphinx
 
 from ..project import Project
 from ..steps.execute import cached
+from ..steps.git import Repository, origin
 
 
 @functools.cache
@@ -22,3 +23,9 @@ def checkout(app: Sphinx) -> Project:
 def executed(app: Sphinx) -> dict[Path, NotebookNode]:
     """The chapters with their outputs. Call it when every page has been read."""
     return cached(checkout(app))
+
+
+@functools.cache
+def commit(app: Sphinx) -> Repository | None:
+    """The commit that is rendered; None without git."""
+    return origin(checkout(app))

@@ -31,8 +31,7 @@ def _at_once() -> str:
 ready: Callable[[], str] = _at_once
 """Called before the first page is read.
 
-In `make book`, it waits until the outputs are ready. It returns `go`, `all` if every page must be written, or an empty
-text if no page must be written.
+In `make book`, it waits until the outputs are ready. It returns `go`, or an empty text if no page must be written.
 """
 
 
@@ -77,15 +76,13 @@ def _edited(app: Sphinx, env: BuildEnvironment, added: set[str], changed: set[st
 
 
 def _wait(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
-    answer = ready().strip()
-    if not answer:
+    if not ready():
         sys.exit("the build has ended before this renderer was needed")
-    env.zero_or_nan_everything = answer == "all"  # type: ignore[attr-defined]
 
 
-def _everything(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """The pages to write, also those whose files are newer than their sources."""
-    return sorted(env.found_docs) if env.zero_or_nan_everything else []  # type: ignore[attr-defined]
+def _every_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """The pages to write. All, because a change of one page or of the theme can change what the others show."""
+    return sorted(env.found_docs)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -94,5 +91,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", _use_outputs)
     app.connect("env-get-outdated", _edited)
     app.connect("env-before-read-docs", _wait)
-    app.connect("env-updated", _everything)
+    app.connect("env-updated", _every_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

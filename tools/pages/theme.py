@@ -24,12 +24,10 @@ from sphinx.config import Config
 
 from ..project import Project, write
 from ..steps.collect import checked, statements
-from ..steps.git import Repository, origin
-from ..steps.made import digest
+from ..steps.git import Repository
 from ..steps.pair import anywhere
-from . import checkout, executed
+from . import checkout, commit, executed
 from .cards import card
-from .terms import GLOSSARY
 
 NAME = "zero_or_nan"
 
@@ -203,8 +201,7 @@ def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
 def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
     """The versions, the commit that a page is made from and its date; for a page with code the command that runs it."""
     made: dict[str, Any] = {"versions": versions()}
-    if at := app.config.zero_or_nan_origin:
-        found = Repository(*at)
+    if found := commit(app):
         made["commit"], made["date"] = found.commit[:10], found.date
         made["tree"] = f"{project.repository}/tree/{found.commit}"
         made["changed"] = found.changed
@@ -216,8 +213,7 @@ def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
 
 def _feedback(app: Sphinx, project: Project, name: str, heading: str) -> dict[str, str]:
     """The addresses to edit a page, and to report what is wrong with it."""
-    at = app.config.zero_or_nan_origin
-    return {"edit": edit(project, name), "report": report(project, name, heading, Repository(*at) if at else None)}
+    return {"edit": edit(project, name), "report": report(project, name, heading, commit(app))}
 
 
 def edit(project: Project, name: str) -> str:
@@ -276,13 +272,6 @@ def _show(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any]
 
 def _settings(app: Sphinx, config: Config) -> None:
     config.html_theme_options = {}  # without this, Jupyter Book passes the options of its own default theme
-    # If one of these files changes, Sphinx writes every page again, but reads none again.
-    project = checkout(app)
-    at = origin(project)
-    config["zero_or_nan_origin"] = list(at) if at else []
-    theme, glossary = project.root / "theme", project.root / f"{GLOSSARY}.md"
-    shown = filter(Path.is_file, [glossary, *project.results.glob("*.json"), *theme.rglob("*")])
-    config["zero_or_nan_shown_with"] = digest(*(path.read_bytes() for path in sorted(shown)))
 
 
 def _assets(app: Sphinx, failure: Exception | None) -> None:
@@ -335,8 +324,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("comments_config", {}, "")  # Jupyter Book sets this value for an extension that is not loaded
     app.add_html_theme(NAME, str(Path(app.confdir) / "theme"))
     app.add_builder(FrontDoor, override=True)
-    app.add_config_value("zero_or_nan_origin", [], "html", [list])
-    app.add_config_value("zero_or_nan_shown_with", "", "html", [str])
     app.connect("config-inited", _settings)
     app.connect("html-page-context", _show)
     app.connect("html-collect-pages", _not_found)

@@ -57,7 +57,7 @@ class Build:
             begun = time.monotonic()
             if renderer is not None:
                 try:
-                    renderer.render(everything=not site.is_intact())
+                    renderer.render()
                 except RenderFailed as error:
                     if complaint(error, self.project.build):
                         raise

@@ -75,15 +75,12 @@ class Renderer:
             self._process.kill()
         self._process.communicate()
 
-    def render(self, everything: bool = False) -> None:
-        """Render the site into `_build/html`. Every notebook is in the cache by now, so nothing is executed.
-
-        Args:
-            everything: write every page, also a page whose file is newer than its sources.
+    def render(self) -> None:
+        """Render the site into `_build/html`. The outputs of every page are kept by now, so nothing is executed.
 
         Raises:
             RenderFailed: if the renderer gives a warning or an error; with its output.
         """
-        output, _ = self._process.communicate("all\n" if everything else "go\n")
+        output, _ = self._process.communicate("go\n")
         if self._process.returncode:
             raise RenderFailed(output.strip())

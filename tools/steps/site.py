@@ -36,10 +36,6 @@ class Site:
         """Whether a build from the present sources would give the same site."""
         return self._made.is_current(self._name, self._source, self.digest())
 
-    def is_intact(self) -> bool:
-        """Whether the site is as the last build left it: its files are unchanged, and no build was interrupted."""
-        return self._made.is_intact(self._name, self.digest())
-
     def remember(self) -> None:
         """Record that the site was just built from these sources."""
         self._made.remember(self._name, self._source, self.digest())
