@@ -182,7 +182,7 @@ def copied(root: Path, target: Path) -> Book:
     shutil.copytree(root, target, ignore=shutil.ignore_patterns("_build", *others))
     if (root / "_build" / "executed").exists():
         shutil.copytree(root / "_build" / "executed", target / "_build" / "executed")
-    if (root / "_build" / "made.json").exists():  # without it, no build would overwrite a notebook
+    if (root / "_build" / "notebooks.json").exists():  # without it, no build would overwrite a notebook
         (target / "_build").mkdir(exist_ok=True)
-        shutil.copy(root / "_build" / "made.json", target / "_build")
+        shutil.copy(root / "_build" / "notebooks.json", target / "_build")
     return book

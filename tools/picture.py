@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .measure.browser import VIEWS, Visit, built, chromium, served
-from .project import Project, read_record, write, write_record
-from .steps.made import digest
+from .project import Project, digest, read_record, write, write_record
 
 PAGE = "chapters/where-over-exp.html"
 _VERDICT = re.compile(r"<table[^>]* data-verdict=.*?</table>", re.DOTALL)

@@ -198,6 +198,15 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         raise Problem(f"{path}: {' '.join(str(error).split())}") from error
 
 
+def digest(*parts: str | bytes) -> str:
+    """SHA-256 of some texts. The boundaries between the texts count too."""
+    found = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        found.update(len(content).to_bytes(8, "big") + content)
+    return found.hexdigest()
+
+
 def read_record(path: Path) -> Any:
     """The content of a recorded JSON file, as `write_record` wrote it.
 

@@ -6,8 +6,6 @@ A plain `jupyter-book build .` therefore shares the outputs with `make book`, an
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +14,12 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 
+from ..project import digest
 from ..steps.collect import is_good
 from ..steps.environment import fingerprint
 from ..steps.execute import execute
-from ..steps.made import digest
 from ..steps.read import code_of
 from . import checkout
-
-
-def _at_once() -> str:
-    return "go"
-
-
-ready: Callable[[], str] = _at_once
-"""Called before the first page is read.
-
-In `make book`, it waits until the outputs are ready. It returns `go`, or an empty text if no page must be written.
-"""
 
 
 class Outputs(myst_nb.NotebookClientBase):
@@ -75,11 +62,6 @@ def _edited(app: Sphinx, env: BuildEnvironment, added: set[str], changed: set[st
     return [name for name, text in now.items() if before.get(name) != text]
 
 
-def _wait(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
-    if not ready():
-        sys.exit("the build has ended before this renderer was needed")
-
-
 def _every_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
     """The pages to write. All, because a change of one page or of the theme can change what the others show."""
     return sorted(env.found_docs)
@@ -90,6 +72,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("zero_or_nan_drawn_from", "", "env", [str])
     app.connect("config-inited", _use_outputs)
     app.connect("env-get-outdated", _edited)
-    app.connect("env-before-read-docs", _wait)
     app.connect("env-updated", _every_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 
 from ..disk import check_room, complaint
@@ -17,10 +16,10 @@ from .execute import execute
 from .outputs import Recorded, environment, record_outputs
 from .pair import pair
 from .record import check_records, record
-from .render import Renderer, RenderFailed
+from .render import RenderFailed, render
 from .shape import lacking
 from .shown import problems
-from .site import COVERED, Site
+from .site import COVERED, site_digest
 from .threads import check_threads, record_threads
 
 
@@ -45,36 +44,26 @@ class Build:
             Problem: before any work, if a record is missing or broken, or if the disk is full or not writable.
         """
         self._check_first()
-        site = Site(self.project)
-        current = site.is_current()
-        # Started before everything else, because it takes longest to get ready.
-        with nullcontext() if current else Renderer(self.project) as renderer:
-            if written := self._pair():
-                print(f"notebooks rewritten from their chapters: {', '.join(path.name for path in written)}")
-            runs = self._execute(self.project.chapters)
-            if not self._report(runs) or not (current or self._numbers_are_shown(self.project.pages, runs)):
-                return 1
-            begun = time.monotonic()
-            if renderer is not None:
-                try:
-                    renderer.render()
-                except RenderFailed as error:
-                    if complaint(error, self.project.build):
-                        raise
-                    print(
-                        f"\n{error}\n\nAll results reproduce, but Sphinx could not render the site; see its message "
-                        f"above.",
-                        file=sys.stderr,
-                    )
-                    return 1
-                if faults := problems(self.project, runs):
-                    print("\n" + "\n\n".join(faults), file=sys.stderr)
-                    return 1
-                site.remember()
-        count, seconds = len(self.project.pages), time.monotonic() - begun
-        print(f"{count} pages are up to date" if current else f"rendered {count} pages in {seconds:.1f} s")
+        if written := self._pair():
+            print(f"notebooks rewritten from their chapters: {', '.join(path.name for path in written)}")
+        runs = self._execute(self.project.chapters)
+        if not self._report(runs) or not self._numbers_are_shown(self.project.pages, runs):
+            return 1
+        begun = time.monotonic()
+        try:
+            render(self.project)
+        except RenderFailed as error:
+            if complaint(error, self.project.build):
+                raise
+            said = "All results reproduce, but Sphinx could not render the site; see its message above."
+            print(f"\n{error}\n\n{said}", file=sys.stderr)
+            return 1
+        if faults := problems(self.project, runs):
+            print("\n" + "\n\n".join(faults), file=sys.stderr)
+            return 1
+        print(f"rendered {len(self.project.pages)} pages in {time.monotonic() - begun:.1f} s")
         self._summary(runs, f"site: {self.project.site / 'index.html'} (to see it, run make serve)")
-        print(f"digest of {COVERED}: {site.digest()[:16]}")
+        print(f"digest of {COVERED}: {site_digest(self.project)[:16]}")
         return 0
 
     def notebooks(self) -> int:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from nbformat import NotebookNode, from_dict
 
-from ..project import Project, write
+from ..project import Project, digest, write
 from .collect import ChapterRun, is_good
 from .environment import fingerprint
-from .made import digest
 from .read import code_of, read
 
 _KEPT = 3

@@ -13,14 +13,15 @@ The notebook that a page offers for download is the same, with outputs.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..project import Problem, Project, write
+from ..project import Problem, Project, digest, write
 from .git import holds
-from .made import Made, digest
 from .read import read
 from .setup_cell import setup
 
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 _BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 _PAGE_LINK = re.compile(r"\]\((?!https?:|#)([\w-]+)\.md(#[\w-]*)?\)")
-
-
-_Changes = dict[Path, str | None]
-"""The new text of each outdated notebook; None for a notebook that has no chapter."""
 
 
 def notebook(project: Project, chapter: Path) -> str:
@@ -71,7 +68,7 @@ def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
 
 def out_of_step(project: Project) -> list[Path]:
     """The notebooks that are missing, that differ from what their chapter gives, or that have no chapter."""
-    return list(_changes(project, Made(project)))
+    return list(_changes(project, _texts(project)))
 
 
 def pair(project: Project) -> list[Path]:
@@ -83,37 +80,52 @@ def pair(project: Project) -> list[Path]:
         Problem: if a notebook would be overwritten or deleted whose content git does not hold, unless the last build
             wrote this content. No file is changed then.
     """
-    made = Made(project)
-    changes = _changes(project, made)
-    _stop_before_loss(project, made, changes)
+    texts, written = _texts(project), _written(project)
+    changes = _changes(project, texts)
+    _stop_before_loss(project, written, changes)
     try:
         for path, new in changes.items():
             if new is None:
                 path.unlink()
             else:
                 write(path, new)
-                made.remember(_name(project, path), "", digest(new))
     finally:  # after an interruption too: the next build must recognize what this build wrote
-        made.save()
+        now = {_name(project, path): digest(text) for path, text in texts.items() if _is(path, text)}
+        write(project.build / "notebooks.json", json.dumps({**written, **now}, indent=1) + "\n")
     return list(changes)
 
 
-def _changes(project: Project, made: Made) -> _Changes:
-    """What `pair` has to change. Remembers the notebooks that are up to date."""
-    changes: _Changes = {}
-    for chapter in project.chapters:
-        path, text = project.notebook(chapter), notebook(project, chapter)
-        if path.is_file() and path.read_bytes() == text.encode():
-            made.remember(_name(project, path), "", digest(text))
-        else:
-            changes[path] = text
-    own = {project.notebook(chapter) for chapter in project.chapters}
-    orphans = sorted(path for path in project.notebooks.glob("*.ipynb") if path.is_file() and path not in own)
-    return changes | dict.fromkeys(orphans)
+def _texts(project: Project) -> dict[Path, str]:
+    """The text of every notebook, as its chapter gives it."""
+    return {project.notebook(chapter): notebook(project, chapter) for chapter in project.chapters}
 
 
-def _stop_before_loss(project: Project, made: Made, changes: _Changes) -> None:
-    at_risk = [path for path in changes if os.path.lexists(path) and not _is_kept(project, made, path)]
+def _changes(project: Project, texts: dict[Path, str]) -> dict[Path, str | None]:
+    """The new text of each outdated notebook; None for a notebook that has no chapter."""
+    orphans = sorted(path for path in project.notebooks.glob("*.ipynb") if path.is_file() and path not in texts)
+    return {path: text for path, text in texts.items() if not _is(path, text)} | dict.fromkeys(orphans)
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
+
+
+def _written(project: Project) -> dict[str, str]:
+    """The digest of each notebook as the last build wrote it, by its name."""
+    with suppress(OSError, ValueError, TypeError):  # the file is missing, or has another format
+        return dict(json.loads((project.build / "notebooks.json").read_bytes()))
+    return {}
+
+
+def _stop_before_loss(project: Project, written: dict[str, str], changes: dict[Path, str | None]) -> None:
+    """Stop if a notebook has changes that neither the last build wrote nor git holds."""
+    at_risk = [
+        path
+        for path in changes
+        if os.path.lexists(path)
+        and not (path.is_file() and written.get(_name(project, path)) == digest(path.read_bytes()))
+        and not holds(project, path)
+    ]
     edited = [_name(project, path) for path in at_risk if changes[path]]
     orphans = [_name(project, path) for path in at_risk if not changes[path]]
     told = []
@@ -129,12 +141,6 @@ def _stop_before_loss(project: Project, made: Made, changes: _Changes) -> None:
         )
     if told:
         raise Problem(f"the command stopped, because work that git does not hold could be lost. {' '.join(told)}")
-
-
-def _is_kept(project: Project, made: Made, path: Path) -> bool:
-    """Whether nothing is lost with a notebook, because the last build wrote it, or because git holds it."""
-    is_made = path.is_file() and made.is_intact(_name(project, path), digest(path.read_bytes()))
-    return is_made or holds(project, path)
 
 
 def _name(project: Project, path: Path) -> str:

@@ -14,7 +14,7 @@ from scratch import Book, copied, edit, end, processes, wait_for
 
 from tools.project import Project
 from tools.steps.execute import cached
-from tools.steps.site import Site
+from tools.steps.site import site_digest
 
 CASE = 'from helpers import Case\n\ncase = Case("10729")'
 HOLDS = 'case.claim("vanilla", "x.grad", [1.0, 2.0], [1.0, 2.0])'
@@ -78,7 +78,7 @@ def test_a_book_whose_claims_hold_becomes_a_site(built):
     assert states(done.stdout) == {"claims": "ran", "words": "ran", "plain": "ran"}
     *_, summary, last = done.stdout.splitlines()
     assert "3 chapters, 1 of 1 claims and verdicts held" in summary
-    assert last.endswith(f".buildinfo: {Site(Project(book.root)).digest()[:16]}")
+    assert last.endswith(f".buildinfo: {site_digest(Project(book.root))[:16]}")
     assert "42" in book.page("plain")
     assert "x.grad" in book.page("claims")
     assert (book.site / "index.html").is_file()
@@ -296,7 +296,7 @@ def files(book: Book) -> dict[Path, bytes]:
 
 def test_an_interrupted_renderer_goes_away_and_the_next_build_gives_the_same_bytes(book, built):
     wait = "p = __import__('pathlib').Path('rendering'); p.exists() or p.touch() or __import__('time').sleep(300)"
-    old = "    return sorted(env.found_docs) if"
+    old = "    return sorted(env.found_docs)"
     book.edit("tools/pages/cached_pages.py", old, f"    {wait}\n{old}")
     build = book.start("book")
     try:
