@@ -49,7 +49,7 @@ class Project:
         self.picture = self.results / "verdict.png"  # the README shows it
         self.matrix = self.results / "measured" / "matrix.json"  # names every release whose outcomes are recorded
         self.build = self.root / "_build"
-        self.executed = self.build / "executed"  # the executed notebooks, for every step that reads outputs
+        self.executed = self.build / "executed"  # the outputs of the cells of every page
         self.site = self.build / "html"
         self.pdf = self.build / "zero-or-nan.pdf"  # the published site offers the file under the same name
 

@@ -83,10 +83,10 @@ class Executed:
 
     def keep(self, run: ChapterRun) -> None:
         """Keep the outputs of a chapter."""
-        made = ("execution_count", "outputs")
-        cells = [{key: cell[key] for key in made} for cell in code_of(run.notebook)]
+        cells = [{key: cell[key] for key in ("execution_count", "outputs")} for cell in code_of(run.notebook)]
         path = self._path(run.chapter, run.notebook)
-        write(path, json.dumps({"language_info": run.notebook["metadata"]["language_info"], "cells": cells}) + "\n")
+        made = {"language_info": run.notebook["metadata"]["language_info"], "cells": cells}
+        write(path, json.dumps(made, sort_keys=True) + "\n")
         for old in sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_KEPT]:
             old.unlink()
 
