@@ -16,8 +16,7 @@ from sphinx.environment import BuildEnvironment
 
 from ..project import digest
 from ..steps.collect import is_good
-from ..steps.environment import fingerprint
-from ..steps.execute import execute
+from ..steps.execute import execute, fingerprint
 from ..steps.read import code_of
 from . import checkout
 

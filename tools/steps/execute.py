@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import platform
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from nbformat import NotebookNode, from_dict
 
 from ..project import Project, digest, write
 from .collect import ChapterRun, is_good
-from .environment import fingerprint
 from .read import code_of, read
+from .session import STARTUP
 
 _KEPT = 3
 """For how many states of a page, or of what it depends on, the outputs are kept: those that were made last."""
+# ipykernel and IPython shape the outputs; the others compute them.
+_PACKAGES = ("torch", "numpy", "matplotlib", "ipykernel", "ipython")
+_HIDING = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 
 def execute(
@@ -94,3 +101,26 @@ class Executed:
         code = [(cell["source"], cell["metadata"]) for cell in code_of(notebook)]
         name = digest(self._environment, json.dumps([notebook["metadata"]["kernelspec"], code], sort_keys=True))
         return self._folder / chapter.stem / f"{name[:16]}.json"
+
+
+def fingerprint(project: Project) -> str:
+    """A digest of everything that pages show, except their own code.
+
+    It covers the modules that pages import from `src/`, and the results of other versions. It also covers the settings
+    and the device with which a kernel starts, the processor, and the versions that can change a result.
+    """
+    found = hashlib.sha256(platform.python_version().encode())
+    for package in _PACKAGES:
+        found.update(f"{package}=={version(package)}\n".encode())
+    found.update(f"{STARTUP}{os.environ.get('ZERO_OR_NAN_DEVICE', '')}{processor()}".encode())
+    for path in [*sorted(project.source.rglob("*")), project.claims]:
+        if path.is_file() and not any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts):
+            found.update(path.relative_to(project.root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
+
+
+def processor() -> str:
+    """What decides in which order PyTorch adds up: the processor, and the variables that hide a part of it."""
+    cpus = Path("/proc/cpuinfo")
+    flags = [line for line in cpus.read_text().split("\n") if line.startswith("flags")][:1] if cpus.is_file() else []
+    return "".join([*flags, platform.processor(), *(os.environ.get(name, "") for name in _HIDING)])

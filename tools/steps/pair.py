@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 from ..project import Problem, Project, digest, write
 from .git import holds
-from .read import read
-from .setup_cell import setup
+from .read import read, setup
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

@@ -1,4 +1,4 @@
-"""Reads a chapter as a notebook. The notebook for Colab and the kernel both use what this file reads."""
+"""Reads a chapter as a notebook. The notebook for Colab, which has one cell more, and the kernel both use it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,30 @@ import jupytext
 from jupytext.myst import MystMetadataParsingError
 from nbformat import NotebookNode
 
-from ..project import Problem, page_text
-from .setup_cell import is_setup
+from ..project import Problem, Project, page_text
+
+# A clone on sys.path instead of pip: so torch can't be replaced, and no package named helpers stays installed.
+SETUP = """\
+# Brings the library and the helpers of this book where they are missing. Nothing is installed, torch stays as it is.
+import pathlib, subprocess, sys
+
+try:
+    from helpers import Case
+    from zero_or_nan import ignoring
+except ImportError:
+    book = pathlib.Path("zero-or-nan").resolve()
+    if not book.exists():
+        clone = "git clone --quiet --depth 1 --branch {branch} {repository}"
+        subprocess.run([*clone.split(), str(book)], check=True)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
+        del sys.modules[name]  # another of that name
+    sys.path.insert(0, str(book / "src"))\
+"""
+
+
+def setup(project: Project) -> str:
+    """The code of the set-up cell."""
+    return SETUP.format(repository=project.repository, branch=project.branch)
 
 
 def read(chapter: Path) -> NotebookNode:
@@ -43,7 +65,7 @@ def _read(chapter: Path, text: str) -> NotebookNode:
             f"{chapter.name} names a kernel but has no code cell; add a cell, or remove kernelspec from its front "
             "matter"
         )
-    if any(map(is_setup, code)):
+    if any(cell.source.startswith(SETUP.partition("\n")[0]) for cell in code):
         raise Problem(
             f"{chapter.name} contains the set-up cell of its notebook: Jupytext copied it. Remove it and the badge"
         )

@@ -23,6 +23,9 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 _NAME = "warm-provisioner"
 _CHOICE = KernelProvisionerFactory.default_provisioner_name_env
+# torch.func, torch.optim and torch.masked import torch._dynamo, or most of it, at first use.
+_SLOW = ("matplotlib.backends.backend_svg", "matplotlib.figure", "torch._dynamo", "torch.masked")
+"""Slow imports that most chapters share."""
 
 
 class Warmth:
@@ -36,7 +39,7 @@ class Warmth:
     """
 
     def __init__(self, several: bool) -> None:
-        self._modules = [f"{__package__}.kernel", *([f"{__package__}.imported"] if several else [])]
+        self._modules = [f"{__package__}.kernel", *(_SLOW if several else [])]
 
     def __enter__(self) -> Warmth:
         self._before = os.environ.get(_CHOICE)

@@ -8,8 +8,8 @@ import pytest
 from scratch import ROOT
 
 from tools.project import Project
-from tools.steps import environment
-from tools.steps.environment import fingerprint
+from tools.steps import execute
+from tools.steps.execute import fingerprint
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def test_whatever_pages_import_or_run_on_changes_the_fingerprint_and_nothing_els
         "an added file": lambda: (added.parent.mkdir(), added.touch()),
         "a name": lambda: added.rename(added.with_name("other.json")),
         "the device": lambda: monkeypatch.setenv("ZERO_OR_NAN_DEVICE", "cuda"),
-        "the beginning of kernels": lambda: monkeypatch.setattr(environment, "STARTUP", ""),
+        "the beginning of kernels": lambda: monkeypatch.setattr(execute, "STARTUP", ""),
         "Python": lambda: monkeypatch.setattr(platform, "python_version", lambda: "3.99.0"),
-        "a package": lambda: monkeypatch.setattr(environment, "version", lambda name: "0.0.1"),
+        "a package": lambda: monkeypatch.setattr(execute, "version", lambda name: "0.0.1"),
     }
     seen = [fingerprint(project)]
     for change in changes.values():
