@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -44,7 +45,7 @@ def execute(
     Raises:
         Problem: if a chapter can't be read. No chapter is run then.
     """
-    executed = Executed(project)
+    executed = _executed(project)
     found = {chapter: executed.find(chapter) for chapter in chapters}
     done = {chapter: ChapterRun(chapter, book, 0.0, cached=True) for chapter, book in found.items() if book}
     for run in done.values():
@@ -62,8 +63,14 @@ def execute(
 
 def cached(project: Project) -> dict[Path, NotebookNode]:
     """The chapters whose outputs are kept, with these outputs."""
-    executed = Executed(project)
+    executed = _executed(project)
     return {chapter: book for chapter in project.chapters if (book := executed.find(chapter))}
+
+
+@functools.cache
+def _executed(project: Project) -> Executed:
+    """The outputs of a checkout. The digest of the environment is computed once."""
+    return Executed(project)
 
 
 class Executed:
@@ -95,7 +102,7 @@ class Executed:
         made = {"language_info": run.notebook["metadata"]["language_info"], "cells": cells}
         write(path, json.dumps(made, sort_keys=True) + "\n")
         for old in sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_KEPT]:
-            old.unlink()
+            old.unlink(missing_ok=True)
 
     def _path(self, chapter: Path, notebook: NotebookNode) -> Path:
         code = [(cell["source"], cell["metadata"]) for cell in code_of(notebook)]
