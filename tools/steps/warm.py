@@ -42,7 +42,6 @@ class Warmth:
         self._modules = [f"{__package__}.kernel", *(_SLOW if several else [])]
 
     def __enter__(self) -> Warmth:
-        self._before = os.environ.get(_CHOICE)
         _ForkedKernel.welcome = True
         if sys.platform == "linux":
             os.environ[_CHOICE] = _NAME
@@ -61,14 +60,9 @@ class Warmth:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
+        # Warm kernels stay chosen: a thread may be about to start a kernel, and a warm one is refused.
         _ForkedKernel.end_all()
-        if kind is not None:
-            return  # keep warm kernels chosen: a thread may be about to start a kernel, and a warm one is refused
-        os.environ.pop(_CHOICE, None)
-        if self._before is not None:
-            os.environ[_CHOICE] = self._before
-        KernelProvisionerFactory.clear_instance()
 
 
 class WarmProvisioner(LocalProvisioner):
