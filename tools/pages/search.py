@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bs4 import BeautifulSoup, NavigableString, Tag
+from bs4 import BeautifulSoup, Tag
+from bs4.element import NavigableString
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.builders.html import StandaloneHTMLBuilder
@@ -128,7 +129,8 @@ class Drawn:
         for element, parts in self._marked:
             lines = [" ".join(line.split()) for line in "".join(parts).split("\n")]
             if lines := [line for line in lines if line.strip("–")]:
-                yield element["id"], element.get("data-heading") or lines[0], lines, element.has_attr(FALLBACK)
+                heading = str(element.get("data-heading") or lines[0])
+                yield str(element["id"]), heading, lines, element.has_attr(FALLBACK)
 
     def _read(self, element: Tag, into: list[str] | None, output: bool) -> None:
         """Put the text of an element into a list, or where a part of the element belongs."""
@@ -143,7 +145,7 @@ class Drawn:
 
     def _place(self, element: Tag, into: list[str] | None, output: bool) -> list[str] | None:
         """Where the text of an element goes. By default it goes where the text of the enclosing element goes."""
-        if MARK in element.get("class", []):
+        if MARK in element.get_attribute_list("class"):
             if not element.has_attr("id"):
                 return self.words
             self._marked.append((element, []))

@@ -14,7 +14,7 @@ from pathlib import Path
 from nbformat import NotebookNode, from_dict
 
 from ..project import Project, digest, write
-from .collect import ChapterRun, is_good
+from .collect import ChapterRun, Notebook, is_good
 from .read import code_of, read
 from .session import STARTUP
 
@@ -104,7 +104,7 @@ class Executed:
         for old in sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)[:-_KEPT]:
             old.unlink(missing_ok=True)
 
-    def _path(self, chapter: Path, notebook: NotebookNode) -> Path:
+    def _path(self, chapter: Path, notebook: Notebook) -> Path:
         code = [(cell["source"], cell["metadata"]) for cell in code_of(notebook)]
         name = digest(self._environment, json.dumps([notebook["metadata"]["kernelspec"], code], sort_keys=True))
         return self._folder / chapter.stem / f"{name[:16]}.json"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jupytext
 from jupytext.myst import MystMetadataParsingError
@@ -48,7 +50,7 @@ def read(chapter: Path) -> NotebookNode:
     return copy.deepcopy(_read(chapter, page_text(chapter)))
 
 
-def code_of(notebook: NotebookNode) -> list[NotebookNode]:
+def code_of(notebook: Mapping[str, Any]) -> list[NotebookNode]:
     """The code cells of a notebook."""
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
