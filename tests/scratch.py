@@ -180,9 +180,9 @@ def copied(root: Path, target: Path) -> Book:
     book.root = target
     others = (".*", "__pycache__", "*.egg-info", "tests")
     shutil.copytree(root, target, ignore=shutil.ignore_patterns("_build", *others))
-    if (root / "_build" / "cache").exists():
-        shutil.copytree(root / "_build" / "cache", target / "_build" / "cache")
-    if (root / "_build" / "made.json").exists():  # without it, no build would overwrite a notebook
+    if (root / "_build" / "executed").exists():
+        shutil.copytree(root / "_build" / "executed", target / "_build" / "executed")
+    if (root / "_build" / "notebooks.json").exists():  # without it, no build would overwrite a notebook
         (target / "_build").mkdir(exist_ok=True)
-        shutil.copy(root / "_build" / "made.json", target / "_build")
+        shutil.copy(root / "_build" / "notebooks.json", target / "_build")
     return book

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .project import Project
 
-STEPS = ("book", "check", "from-notebook", "record", "notebooks")
+STEPS = ("book", "check", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
 MEASURES = tuple(
     "attention compiled costs explained first-look honesty masked fixed mutants penguins probe remedies setups".split()
 )
 VERSIONS = ("jax", "library-tests", "matrix", "peers")
 COMMANDS = {
-    "serve": ".serve",
     "pdf": ".pdf",
     "picture": ".picture",
     "fixed-sample": ".measure.fixed",
@@ -35,7 +34,6 @@ COMMANDS = {
 """The other commands. Each is a function that takes the project; this table gives its module."""
 OF_SOME = {
     "check": "chapters",
-    "from-notebook": "the path of an edited notebook, and the chapter's name if the file has another name",
     "matrix": "versions of PyTorch",
     "peers": "packages",
     **dict.fromkeys(MEASURES, "what to measure"),

@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .measure.browser import chromium
+from .measure.browser import built, chromium, served
 from .project import Project, write
-from .serve import built, served
 
 MARGIN = {"top": "16mm", "bottom": "18mm", "left": "15mm", "right": "15mm"}
 _READY = """() => {

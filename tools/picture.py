@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .measure.browser import VIEWS, Visit, chromium
-from .project import Project, read_record, write, write_record
-from .serve import built, served
-from .steps.made import digest
+from .measure.browser import VIEWS, Visit, built, chromium, served
+from .project import Project, digest, read_record, write, write_record
 
 PAGE = "chapters/where-over-exp.html"
 _VERDICT = re.compile(r"<table[^>]* data-verdict=.*?</table>", re.DOTALL)

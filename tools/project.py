@@ -49,7 +49,7 @@ class Project:
         self.picture = self.results / "verdict.png"  # the README shows it
         self.matrix = self.results / "measured" / "matrix.json"  # names every release whose outcomes are recorded
         self.build = self.root / "_build"
-        self.executed = self.build / "executed"  # the executed notebooks, for every step that reads outputs
+        self.executed = self.build / "executed"  # the outputs of the cells of every page
         self.site = self.build / "html"
         self.pdf = self.build / "zero-or-nan.pdf"  # the published site offers the file under the same name
 
@@ -196,6 +196,15 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         return dict(yaml.load(text, Loader=_LOADER) or {})
     except (yaml.YAMLError, TypeError, ValueError) as error:
         raise Problem(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def digest(*parts: str | bytes) -> str:
+    """SHA-256 of some texts. The boundaries between the texts count too."""
+    found = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        found.update(len(content).to_bytes(8, "big") + content)
+    return found.hexdigest()
 
 
 def read_record(path: Path) -> Any:

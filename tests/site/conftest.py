@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from scratch import ROOT
 
-from tools.measure.browser import VIEWS, Visit, chromium, missing
-from tools.serve import served
+from tools.measure.browser import VIEWS, Visit, chromium, missing, served
 
 
 # Not for the whole session: while it is open an event loop runs, in which others can't run theirs.

@@ -44,7 +44,7 @@ def test_two_builds_of_one_tree_give_the_same_bytes_and_need_no_network(site, ch
     # without a network.
     git = ROOT / ".git"  # a file, if this is one of several work trees
     (shutil.copytree if git.is_dir() else shutil.copy)(git, checkout.root / ".git")
-    shutil.rmtree(checkout.root / "_build" / "cache")
+    shutil.rmtree(checkout.root / "_build" / "executed")
     before, isolated = taken(checkout), without_network()
     done = checkout._run(*isolated, sys.executable, "-m", "tools", "book", timeout=400)
     assert done.returncode == 0 and " cached " not in done.stdout, done.stdout + done.stderr

@@ -115,9 +115,6 @@ def test_a_disk_that_fills_up_later_is_named_and_any_other_error_keeps_its_trace
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["bake"], "invalid choice: 'bake'"),
-        ([], "the following arguments are required: command"),
-        (["check", "--timeout", "soon"], "invalid int value: 'soon'"),
         (["book", "one"], "book takes no names"),
         (["costs", "--count", "3"], "--count works only with mutants, and must be at least 1"),
         (["mutants", "--seed", "0"], "--seed works only with mutants, and must be at least 1"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from ..project import Problem
+from ..project import Problem, Project
 
 MODULES = Path("tests") / "site" / "node_modules"
 """The folder of the checkout into which `make browser` installs axe-core."""
@@ -33,6 +37,42 @@ def missing(root: Path) -> str:
     lacks = [] if executable() else ["Chromium"]
     lacks += ["axe-core"] if not (root / MODULES / "axe-core").is_dir() else []
     return f"not installed: {', '.join(lacks)}; `make browser` installs what is missing" if lacks else ""
+
+
+def built(project: Project) -> Path:
+    """The folder of the built site.
+
+    Raises:
+        Problem: if the site is not built.
+    """
+    if not (project.site / "index.html").is_file():
+        raise Problem("the site is not built yet: run `make book` first")
+    return project.site
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    """Serves the files of a folder as GitHub Pages does: a missing file gives `404.html`."""
+
+    def send_error(self, code: int, *args: Any) -> None:
+        content = Path(self.directory, "404.html").read_bytes()
+        self.send_response(code)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args: object) -> None:
+        """Print nothing, because the browser shows which files it could not load."""
+
+
+@contextmanager
+def served(site: Path) -> Iterator[str]:
+    """Serve a folder on this machine alone, while the block runs, and give the address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, directory=str(site))) as server:
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a browser may close a connection early
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @contextmanager
@@ -63,18 +103,19 @@ class Visit:
     Attributes:
         page: Playwright's page.
         troubles: messages of the console, of scripts and of failed requests, since the last `open`.
-        elsewhere: addresses on other hosts that the page requested, since the last `open`.
+        requests: all that the page requested, since the last `open`.
+        elsewhere: the addresses on other hosts among them.
     """
 
     def __init__(self, browser: Any, address: str, **view: Any) -> None:
         self.address = address
         self.context = browser.new_context(**view)
         self.troubles: list[str] = []
-        self.elsewhere: list[str] = []
+        self.requests: list[Any] = []
         self.page = self.context.new_page()
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
-        self.page.on("request", self._asked)
+        self.page.on("request", lambda request: self.requests.append(request))
         self.page.on("requestfailed", self._failed)
 
     def open(self, path: str) -> Any:
@@ -83,7 +124,7 @@ class Visit:
         Wait until its scripts have run and, on the search page, until the search has ended.
         """
         self.troubles.clear()
-        self.elsewhere.clear()
+        self.requests.clear()
         response = self.page.goto(f"{self.address}/{path}")
         if "?q=" in path:
             self.page.locator("#found", has_text="“").wait_for()
@@ -97,9 +138,10 @@ class Visit:
         if request.failure != "net::ERR_ABORTED":  # the browser left the page before this file arrived
             self.troubles.append(f"failed: {request.url}")
 
-    def _asked(self, request: Any) -> None:
-        if not request.url.startswith((self.address, "data:", "blob:")):
-            self.elsewhere.append(request.url)
+    @property
+    def elsewhere(self) -> list[str]:
+        own = (self.address, "data:", "blob:")
+        return [request.url for request in self.requests if not request.url.startswith(own)]
 
     def __enter__(self) -> Visit:
         return self
@@ -120,12 +162,6 @@ def axe(visit: Visit, root: Path, within: str = "html") -> list[str]:
 
 
 def weigh(visit: Visit, path: str) -> int:
-    """The bytes that a first visit to a page transfers: compressed, and with headers."""
-    session = visit.context.new_cdp_session(visit.page)
-    session.send("Network.enable")
-    session.send("Network.setCacheDisabled", {"cacheDisabled": True})
-    sizes: list[float] = []
-    session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    """The bytes of all files that a visit to a page needs, compressed as a host sends them."""
     visit.open(path)
-    session.detach()
-    return round(sum(sizes))
+    return sum(len(gzip.compress(request.response().body())) for request in visit.requests)

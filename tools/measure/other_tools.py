@@ -1,17 +1,6 @@
 """What people use today, run on a program: the line that it names, and whether it reports anything.
 
-- `anomaly_mode`: `torch.autograd.detect_anomaly`, forward and backward under it.
-- `forward_hooks`: of the kind of `DebugUnderflowOverflow` in Hugging Face's transformers, which looks at each module's
-  own parameters, inputs and outputs when its forward returns, and stops at the first that has a NaN or an infinity. Its
-  hooks are on the modules of one model; these are on every module, losses included.
-- `loss_and_parameters`: of the kind of PyTorch Lightning's `check_finite_loss` and `detect_nan_parameters` (its
-  `terminate_on_nan` of old): the loss before backward, the parameters after it. It names no line.
-- `debug_mode`: PyTorch's `DebugMode`, which logs each operator with its stack, and a hook of ten lines that finds the
-  first whose result is not finite.
-- `debug_underflow_overflow`: the tool of transformers itself, on each module that a program calls.
-- `torchlens`: its `find_nan` going forward, and its `bisect_nan_backward` for the first pass.
-
-PyTorch has `DebugMode` from some release on. The last two are measured where they are installed.
+PyTorch has `DebugMode` from some release on. The last two tools are measured where they are installed.
 """
 
 import contextlib
@@ -58,7 +47,10 @@ def anomaly_mode(program: Callable[[], Any]) -> Told:
 
 
 def forward_hooks(program: Callable[[], Any]) -> Told:
-    """The line that called the first module with a parameter, an input or an output that is not finite."""
+    """The line that called the first module with a parameter, an input or an output that is not finite.
+
+    It is of the kind of `DebugUnderflowOverflow`, but its hooks are on every module, losses included.
+    """
 
     def look(module: nn.Module, args: Any, result: Any) -> None:
         if not _are_finite([*module.parameters(recurse=False), args, result]):
@@ -75,7 +67,10 @@ def forward_hooks(program: Callable[[], Any]) -> Told:
 
 
 def loss_and_parameters(program: Callable[[], Any]) -> Told:
-    """Whether a loss, or after a pass a parameter, is not finite."""
+    """Whether a loss, or after a pass a parameter, is not finite. It names no line.
+
+    It is of the kind of PyTorch Lightning's `check_finite_loss` and `detect_nan_parameters`.
+    """
     parameters: list[Tensor] = []
     found = False
 

@@ -1,52 +1,55 @@
-"""Sphinx extension: the renderer takes outputs only from the cache of this environment.
+"""Sphinx extension: the pages show the outputs of the build.
 
-A plain `jupyter-book build .` therefore shares the cache with `make book`, and never shows outdated outputs.
+A plain `jupyter-book build .` therefore shares the outputs with `make book`, and never shows outdated ones.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from myst_nb.core import render
+from myst_nb.core import execute as myst_nb
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 
-from ..steps import session
-from ..steps.environment import cache_folder
-from ..steps.execute import cached
-from ..steps.made import digest
-from ..steps.run import into_cache, whole
+from ..project import digest
+from ..steps.collect import is_good
+from ..steps.execute import execute, fingerprint
+from ..steps.read import code_of
 from . import checkout
 
 
-def _at_once() -> str:
-    return "go"
+class Outputs(myst_nb.NotebookClientBase):
+    """Gives MyST-NB the outputs of a page. In a plain `jupyter-book build .`, runs the page if they are missing."""
+
+    app: Sphinx
+
+    def start_client(self) -> None:
+        """Fill in the outputs.
+
+        Raises:
+            ExecutionError: if a cell fails, also because a claim does not hold.
+        """
+        (run,) = execute(checkout(self.app), [Path(self.path)], lambda run: None, self.nb_config.execution_timeout)
+        if not is_good(run):
+            raise myst_nb.ExecutionError(f"{self.path}: {run.troubles[0].line} {run.troubles[0].what}")
+        self.notebook.metadata["language_info"] = run.notebook["metadata"]["language_info"]
+        for cell, executed in zip(code_of(self.notebook), code_of(run.notebook), strict=True):
+            cell.update(execution_count=executed["execution_count"], outputs=executed["outputs"])
 
 
-ready: Callable[[], str] = _at_once
-"""Called before the first page is read.
-
-In `make book`, it waits until the outputs are ready. It returns `go`, `all` if every page must be written, or an empty
-text if no page must be written.
-"""
-
-
-def _use_cache(app: Sphinx, config: Config) -> None:
-    # A new path counts as a changed setting. Sphinx then reads every page again, which is needed if a helper has
-    # changed.
+def _use_outputs(app: Sphinx, config: Config) -> None:
+    # If this setting changes, Sphinx reads every page again. This is needed if the outputs may have changed, the code
+    # that draws pages, or a measurement that pages show.
     project = checkout(app)
-    config["nb_execution_cache_path"] = str(cache_folder(project))
-    # The same is needed if the code that draws pages, or a measurement that pages show, has changed.
     drawn = [*Path(__file__).parents[1].rglob("*.py"), *(project.results / "measured").glob("*.json")]
-    config["zero_or_nan_drawn_from"] = digest(*(path.read_bytes() for path in sorted(drawn)))
-    session.begin(project)
+    config["zero_or_nan_drawn_from"] = digest(fingerprint(project), *(path.read_bytes() for path in sorted(drawn)))
     # A plain `jupyter-book build .` does not collect claims, so it must stop at the first claim that does not hold.
     os.environ["ZERO_OR_NAN_CLAIMS"] = "raise"
+    Outputs.app = app
+    myst_nb.NotebookClientCache = Outputs
 
 
 def _edited(app: Sphinx, env: BuildEnvironment, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
@@ -58,29 +61,15 @@ def _edited(app: Sphinx, env: BuildEnvironment, added: set[str], changed: set[st
     return [name for name, text in now.items() if before.get(name) != text]
 
 
-def _wait(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
-    answer = ready().strip()
-    if not answer:
-        sys.exit("the build has ended before this renderer was needed")
-    env.zero_or_nan_everything = answer == "all"  # type: ignore[attr-defined]
-    project = checkout(app)
-    into_cache(project, cached(project))
-
-
-def _hand_on(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    # The outputs for pages and downloads. MyST-NB's own copy lacks the outputs that came from the cache.
-    cached(checkout(app))
-    return sorted(env.found_docs) if env.zero_or_nan_everything else []  # type: ignore[attr-defined]
+def _every_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """The pages to write. All, because a change of one page or of the theme can change what the others show."""
+    return sorted(env.found_docs)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_config_value("zero_or_nan_drawn_from", "", "env", [str])
-    # A line that a kernel sends in two pieces would be two lines, but only in a plain `jupyter-book build .`.
-    merged = render.coalesce_streams
-    render.coalesce_streams = lambda outputs: merged(whole(outputs))
-    app.connect("config-inited", _use_cache)
+    app.connect("config-inited", _use_outputs)
     app.connect("env-get-outdated", _edited)
-    app.connect("env-before-read-docs", _wait)
-    app.connect("env-updated", _hand_on)
+    app.connect("env-updated", _every_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,7 @@
-"""Sphinx extension: figures and tables of what was measured, made from the records when the site is rendered.
+"""Sphinx extension: what is drawn from a file when the site is rendered.
 
 A directive such as `{measured-costs}` shows a record of `results/measured/`, and the module that measured it draws it.
+The directive `{citation}` shows the BibTeX entry of the book, made from `CITATION.cff`.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+import yaml
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from ..project import Problem, Project, read_record
 from . import checkout
+from .theme import versions
 
 DRAWN = {
     **{
@@ -61,8 +64,35 @@ def drawn(project: Project, name: str) -> str:
     return str(draw(content))
 
 
+class Citation(SphinxDirective):
+    """The BibTeX entry, as text to copy."""
+
+    def run(self) -> list[nodes.Node]:
+        """Read `CITATION.cff`, and write the entry."""
+        project = checkout(self.env.app)
+        self.env.note_dependency(str(project.root / "CITATION.cff"))
+        text = bibtex(project)
+        return [nodes.literal_block(text, text, language="bibtex")]
+
+
+def bibtex(project: Project) -> str:
+    """The entry, with the versions that the results of this build are verified with."""
+    cited = yaml.safe_load((project.root / "CITATION.cff").read_text(encoding="utf-8"))
+    fields = {
+        "title": f"{{{cited['title']}}}",  # the second braces keep the capitals
+        "author": " and ".join(f"{{{author['name']}}}" for author in cited["authors"]),
+        "year": cited["date-released"].year,
+        "version": cited["version"],
+        "url": cited["url"],
+        "note": f"Results verified with {versions()}",
+    }
+    lines = [f"  {name:7} = {{{value}}}" for name, value in fields.items()]
+    return "@software{zero_or_nan,\n" + ",\n".join(lines) + "\n}"
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
+    app.add_directive("citation", Citation)
     for name in DRAWN:
         app.add_directive(f"measured-{name}", Measured)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

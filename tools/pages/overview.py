@@ -6,21 +6,18 @@ The directives `{claims-overview}`, `{methods}` and `{sources}` read the execute
 
 from __future__ import annotations
 
-import functools
 import html
 from collections.abc import Callable
 from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.environment import BuildEnvironment
 from sphinx.errors import SphinxError
 from sphinx.util.docutils import SphinxDirective
 
 from ..project import MAIN, Problem
 from ..steps.collect import checked, statements
-from ..steps.execute import cached
-from . import checkout
+from . import checkout, executed
 from .methods import methods
 from .releases import changed, releases, tested
 from .sources import sources
@@ -36,8 +33,7 @@ class Drawn(SphinxDirective):
     """A table that needs all pages. The name of the directive says which."""
 
     def run(self) -> list[nodes.Node]:
-        """Insert the placeholder for the table, and remember the page."""
-        _pages(self.env).add(self.env.docname)
+        """Insert the placeholder for the table."""
         return [Pending(make=self.name)]
 
 
@@ -113,9 +109,8 @@ def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     def title(page: str) -> str:
         return app.env.titles[f"chapters/{page}"].astext().partition(" · ")[0]
 
-    @functools.cache
     def facts() -> list[dict[str, Any]]:
-        return [fact for path, notebook in cached(project).items() for fact in statements(notebook, path.stem)]
+        return [fact for path, notebook in executed(app).items() for fact in statements(notebook, path.stem)]
 
     make: dict[str, Callable[[Pending], str]] = {
         "claims-overview": lambda place: overview(facts(), link, title),
@@ -133,29 +128,10 @@ def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         place.replace_self(nodes.raw("", drawn, format="html"))
 
 
-def _pages(env: BuildEnvironment) -> set[str]:
-    """The pages with such a table. Sphinx stores this set with its own data of the site."""
-    if not hasattr(env, "zero_or_nan_overviews"):
-        env.zero_or_nan_overviews = set()  # type: ignore[attr-defined]
-    pages: set[str] = env.zero_or_nan_overviews  # type: ignore[attr-defined]
-    return pages
-
-
-def _remember_changes(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
-    env.zero_or_nan_changed = bool(docnames)  # type: ignore[attr-defined]
-
-
-def _write_again(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """The pages to write again. A change on any page can change the tables."""
-    return sorted(_pages(env) & env.found_docs) if env.zero_or_nan_changed else []  # type: ignore[attr-defined]
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_node(Pending)
     for name, directive in DIRECTIVES.items():
         app.add_directive(name, directive)
     app.connect("doctree-resolved", _fill)
-    app.connect("env-before-read-docs", _remember_changes)
-    app.connect("env-updated", _write_again)
-    return {"parallel_read_safe": False, "parallel_write_safe": True}
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from bs4 import BeautifulSoup, Tag
+from bs4.element import NavigableString
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.builders.html import StandaloneHTMLBuilder
@@ -102,74 +103,55 @@ def _is_session(node: nodes.Element) -> bool:
     return isinstance(node, nodes.literal_block) and node.get("language") == "console"
 
 
-class Drawn(HTMLParser):
+class Drawn:
     """The searched parts of HTML: the whole text of marked elements.
 
     From a cell's output, also captions and row headings, because these are words and the other cells are numbers.
     """
 
-    _EMPTY = frozenset({"br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"})
     _INLINE = frozenset(
         {"a", "abbr", "b", "code", "dt", "em", "i", "kbd", "mark", "small", "span", "strong", "sub", "sup"}
     )
-    _UNSEEN = frozenset({"script", "style", "svg"})
+    """The elements that do not end a line of text."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.words: list[str] = []
-        self._marked: list[tuple[str, str, list[str], bool]] = []
-        self._open: list[tuple[str, list[str] | None]] = []
-        self._output = False
+        self._marked: list[tuple[Tag, list[str]]] = []
 
     def read(self, raw: nodes.raw, output: bool = False) -> None:
         """Read the searched text of one piece of HTML: a cell's output, or one of our drawings."""
         if raw.get("format") == "html":
-            self._open.clear()
-            self._output = output
             self.words.append("\n")
-            self.feed(raw.astext())
+            self._read(BeautifulSoup(raw.astext(), "html.parser"), None, output)
 
     def marked(self) -> Iterator[tuple[str, str, list[str], bool]]:
         """The `id`, the heading, the lines, and whether it is a fallback, for each marked element."""
-        for anchor, heading, parts, fallback in self._marked:
+        for element, parts in self._marked:
             lines = [" ".join(line.split()) for line in "".join(parts).split("\n")]
             if lines := [line for line in lines if line.strip("–")]:
-                yield anchor, heading or lines[0], lines, fallback
+                heading = str(element.get("data-heading") or lines[0])
+                yield str(element["id"]), heading, lines, element.has_attr(FALLBACK)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Decide where the text of an element goes. By default it goes where the text of the enclosing element goes."""
-        if tag in self._EMPTY:
-            if tag == "br":
-                self.handle_data(" ")
-            return
-        given = {name: value or "" for name, value in attrs}
-        into = self._open[-1][1] if self._open else None
-        if tag in self._UNSEEN:
-            into = None
-        elif MARK in given.get("class", "").split():
-            into = self.words
-            if "id" in given:
-                into = []
-                self._marked.append((given["id"], given.get("data-heading", ""), into, FALLBACK in given))
-        elif into is None and self._output and (tag in ("caption", "figcaption") or given.get("scope") == "row"):
-            into = self.words
-        self._open.append((tag, into))
+    def _read(self, element: Tag, into: list[str] | None, output: bool) -> None:
+        """Put the text of an element into a list, or where a part of the element belongs."""
+        for part in element.children:
+            if isinstance(part, Tag) and part.name not in ("script", "style", "svg"):
+                inside = self._place(part, into, output)
+                self._read(part, inside, output)
+                if inside is not None and part.name not in self._INLINE:
+                    inside.append(" " if part.name == "br" else "\n")
+            elif type(part) is NavigableString and into is not None:
+                into.append(part.replace("\n", " "))
 
-    def handle_data(self, data: str) -> None:
-        """Add the text to its destination."""
-        if self._open and (into := self._open[-1][1]) is not None:
-            into.append(data.replace("\n", " "))
-
-    def handle_endtag(self, tag: str) -> None:
-        """Close an element, and the unclosed elements inside it."""
-        if not any(name == tag for name, _ in self._open):
-            return
-        while True:
-            name, into = self._open.pop()
-            if into is not None and name not in self._INLINE:
-                into.append("\n")
-            if name == tag:
-                return
+    def _place(self, element: Tag, into: list[str] | None, output: bool) -> list[str] | None:
+        """Where the text of an element goes. By default it goes where the text of the enclosing element goes."""
+        if MARK in element.get_attribute_list("class"):
+            if not element.has_attr("id"):
+                return self.words
+            self._marked.append((element, []))
+            return self._marked[-1][1]
+        is_searched = element.name in ("caption", "figcaption") or element.get("scope") == "row"
+        return self.words if into is None and output and is_searched else into
 
 
 def _page(app: Sphinx) -> list[tuple[str, dict[str, Any], str]]:

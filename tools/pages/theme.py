@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import html
 import json
@@ -23,12 +24,10 @@ from sphinx.config import Config
 
 from ..project import Project, write
 from ..steps.collect import checked, statements
-from ..steps.git import Repository, origin
-from ..steps.made import digest
-from ..steps.pair import with_outputs
-from . import checkout
+from ..steps.git import Repository
+from ..steps.pair import anywhere
+from . import checkout, commit, executed
 from .cards import card
-from .terms import GLOSSARY
 
 NAME = "zero_or_nan"
 
@@ -113,7 +112,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "version": version(project),
     }
     if doctree is not None:
-        facts = list(_facts(project, name))
+        facts = list(_facts(app, project, name))
         shown["checked"] = len(checked(facts))
         shown["card"] = f"{project.site_url}/{card(project, name, heading, description, facts)}"
         shown["card_alt"] = f"{book} {heading}"
@@ -183,8 +182,8 @@ def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
     up = "../" * project.path(name).count("/")
     actions: list[dict[str, Any]] = []
     if path in project.chapters:
-        executed = (project.executed / f"{name}.ipynb").read_text(encoding="utf-8")
-        write(Path(app.outdir) / "_sources" / f"{name}.ipynb", with_outputs(project, path, executed))
+        notebook = anywhere(project, path, copy.deepcopy(executed(app)[path]))
+        write(Path(app.outdir) / "_sources" / f"{name}.ipynb", notebook)
         actions += [
             {"name": "colab", "address": project.colab_url(path), "icon": "play", "text": "Open in Colab"},
             {
@@ -202,8 +201,7 @@ def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
 def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
     """The versions, the commit that a page is made from and its date; for a page with code the command that runs it."""
     made: dict[str, Any] = {"versions": versions()}
-    if at := app.config.zero_or_nan_origin:
-        found = Repository(*at)
+    if found := commit(app):
         made["commit"], made["date"] = found.commit[:10], found.date
         made["tree"] = f"{project.repository}/tree/{found.commit}"
         made["changed"] = found.changed
@@ -215,8 +213,7 @@ def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
 
 def _feedback(app: Sphinx, project: Project, name: str, heading: str) -> dict[str, str]:
     """The addresses to edit a page, and to report what is wrong with it."""
-    at = app.config.zero_or_nan_origin
-    return {"edit": edit(project, name), "report": report(project, name, heading, Repository(*at) if at else None)}
+    return {"edit": edit(project, name), "report": report(project, name, heading, commit(app))}
 
 
 def edit(project: Project, name: str) -> str:
@@ -240,11 +237,11 @@ def versions() -> str:
     return f"torch {packages.version('torch')}, Python {platform.python_version()}"
 
 
-def _facts(project: Project, name: str) -> Iterator[dict[str, Any]]:
+def _facts(app: Sphinx, project: Project, name: str) -> Iterator[dict[str, Any]]:
     """The statements of an executed page: its thread, its claims and its verdicts."""
-    if project.root / f"{name}.md" in project.chapters:
-        path = project.executed / f"{name}.ipynb"
-        yield from statements(json.loads(path.read_bytes()), path.stem)
+    path = project.root / f"{name}.md"
+    if path in project.chapters:
+        yield from statements(executed(app)[path], path.stem)
 
 
 def _structured(shown: dict[str, Any], book: str, author: str, facts: list[dict[str, Any]]) -> str:
@@ -275,13 +272,6 @@ def _show(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any]
 
 def _settings(app: Sphinx, config: Config) -> None:
     config.html_theme_options = {}  # without this, Jupyter Book passes the options of its own default theme
-    # If one of these files changes, Sphinx writes every page again, but reads none again.
-    project = checkout(app)
-    at = origin(project)
-    config["zero_or_nan_origin"] = list(at) if at else []
-    theme, glossary = project.root / "theme", project.root / f"{GLOSSARY}.md"
-    shown = filter(Path.is_file, [glossary, *project.results.glob("*.json"), *theme.rglob("*")])
-    config["zero_or_nan_shown_with"] = digest(*(path.read_bytes() for path in sorted(shown)))
 
 
 def _assets(app: Sphinx, failure: Exception | None) -> None:
@@ -334,8 +324,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("comments_config", {}, "")  # Jupyter Book sets this value for an extension that is not loaded
     app.add_html_theme(NAME, str(Path(app.confdir) / "theme"))
     app.add_builder(FrontDoor, override=True)
-    app.add_config_value("zero_or_nan_origin", [], "html", [list])
-    app.add_config_value("zero_or_nan_shown_with", "", "html", [str])
     app.connect("config-inited", _settings)
     app.connect("html-page-context", _show)
     app.connect("html-collect-pages", _not_found)

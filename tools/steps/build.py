@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 
 from ..disk import check_room, complaint
-from ..project import Problem, Project
+from ..project import Project
 from ..versions.jax import check_boxes
 from .claimed import Claimed
 from .collect import ChapterRun, checked, collect, failed
@@ -17,12 +16,11 @@ from .execute import execute
 from .outputs import Recorded, environment, record_outputs
 from .pair import pair
 from .record import check_records, record
-from .render import Renderer, RenderFailed
+from .render import RenderFailed, render
 from .shape import lacking
 from .shown import problems
-from .site import COVERED, Site
+from .site import COVERED, site_digest
 from .threads import check_threads, record_threads
-from .unpair import unpair
 
 
 class Build:
@@ -46,49 +44,32 @@ class Build:
             Problem: before any work, if a record is missing or broken, or if the disk is full or not writable.
         """
         self._check_first()
-        site = Site(self.project)
-        current = site.is_current()
-        # Started before everything else, because it takes longest to get ready.
-        with nullcontext() if current else Renderer(self.project) as renderer:
-            if written := self._pair():
-                print(f"notebooks rewritten from their chapters: {', '.join(path.name for path in written)}")
-            runs = self._execute(self.project.chapters)
-            if not self._report(runs) or not (current or self._numbers_are_shown(self.project.pages, runs)):
-                return 1
-            begun = time.monotonic()
-            if renderer is not None:
-                try:
-                    renderer.render(everything=not site.is_intact())
-                except RenderFailed as error:
-                    if complaint(error, self.project.build):
-                        raise
-                    print(
-                        f"\n{error}\n\nAll results reproduce, but Sphinx could not render the site; see its message "
-                        f"above.",
-                        file=sys.stderr,
-                    )
-                    return 1
-                if faults := problems(self.project, runs):
-                    print("\n" + "\n\n".join(faults), file=sys.stderr)
-                    return 1
-                site.remember()
-        count, seconds = len(self.project.pages), time.monotonic() - begun
-        print(f"{count} pages are up to date" if current else f"rendered {count} pages in {seconds:.1f} s")
+        if written := self._pair():
+            print(f"notebooks rewritten from their chapters: {', '.join(path.name for path in written)}")
+        runs = self._execute(self.project.chapters)
+        if not self._report(runs) or not self._numbers_are_shown(self.project.pages, runs):
+            return 1
+        begun = time.monotonic()
+        try:
+            render(self.project)
+        except RenderFailed as error:
+            if complaint(error, self.project.build):
+                raise
+            said = "All results reproduce, but Sphinx could not render the site; see its message above."
+            print(f"\n{error}\n\n{said}", file=sys.stderr)
+            return 1
+        if faults := problems(self.project, runs):
+            print("\n" + "\n\n".join(faults), file=sys.stderr)
+            return 1
+        print(f"rendered {len(self.project.pages)} pages in {time.monotonic() - begun:.1f} s")
         self._summary(runs, f"site: {self.project.site / 'index.html'} (to see it, run make serve)")
-        print(f"digest of {COVERED}: {site.digest()[:16]}")
+        print(f"digest of {COVERED}: {site_digest(self.project)[:16]}")
         return 0
 
     def notebooks(self) -> int:
         """Bring the notebooks up to date with their chapters."""
         check_records(self.project)
         print(f"{len(self._pair())} of {len(self.project.chapters)} notebooks rewritten")
-        return 0
-
-    def from_notebook(self, notebook: str = "", name: str = "") -> int:
-        """Write the chapter of a notebook that a person edited."""
-        if not notebook:
-            raise Problem("no notebook is named; run make from-notebook NOTEBOOK=path/to/where-over-exp.ipynb")
-        print(unpair(self.project, Path(notebook), name))
         return 0
 
     def check(self, *names: str) -> int:

@@ -15,12 +15,11 @@ import ipykernel.debugger  # noqa: F401
 import psutil  # noqa: F401
 from ipykernel.kernelapp import launch_new_instance
 
-# A garbage collection in a fork would write to memory that the forks share, and the system would then copy it.
-gc.freeze()
-
 
 def run(connection_file: str, cwd: str, env: dict[str, str]) -> None:
     """Run as a kernel in this process, until the build ends the kernel."""
+    # A garbage collection would write to memory that the forks share, and the system would then copy it.
+    gc.freeze()
     os.setsid()  # so that Ctrl-C in the terminal reaches only the build, which then ends its kernels
     os.environ.clear()
     os.environ.update(env)

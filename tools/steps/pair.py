@@ -7,21 +7,22 @@ A notebook is its chapter with four changes that make sense only outside the sit
 - Links to other pages are absolute.
 - Code that the site folds is folded by the settings of Jupyter and Colab.
 
-The notebook that a page offers for download is the same, with outputs. `unpair` is the opposite.
+The notebook that a page offers for download is the same, with outputs.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..project import Problem, Project, write
+from ..project import Problem, Project, digest, write
 from .git import holds
-from .made import READER, Made, digest
-from .setup_cell import setup
+from .read import read, setup
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -30,36 +31,20 @@ _BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 _PAGE_LINK = re.compile(r"\]\((?!https?:|#)([\w-]+)\.md(#[\w-]*)?\)")
 
 
-_Changes = dict[Path, tuple[str, str] | None]
-"""The digest of the sources and the new text of each outdated notebook; None for a notebook that has no chapter."""
-
-
 def notebook(project: Project, chapter: Path) -> str:
     """The text of a chapter's `.ipynb`: without outputs, and with ids that depend only on the cells.
 
     Raises:
         Problem: if the chapter can't be read as a notebook.
     """
-    from .read import read  # here, because most builds write no notebook
-
     return anywhere(project, chapter, read(chapter))
 
 
-def with_outputs(project: Project, chapter: Path, executed: str) -> str:
-    """The text of the notebook that a page offers for download: as `notebook`, but with the outputs of the build.
-
-    Args:
-        project: the checkout.
-        chapter: the source of the page.
-        executed: the text of the executed notebook.
-    """
-    import nbformat
-
-    return anywhere(project, chapter, nbformat.reads(executed, as_version=4))
-
-
 def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
-    """The text of a notebook with the four changes. The set-up cell has no outputs, even if the other cells have."""
+    """The text of a notebook with the four changes, which are made in `book` too.
+
+    The notebook that a page offers for download has the outputs of the build; its set-up cell has none.
+    """
     import nbformat
     from nbformat.v4 import new_code_cell, new_markdown_cell
 
@@ -80,17 +65,9 @@ def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
     return str(nbformat.writes(book)) + "\n"
 
 
-def is_badge(cell: NotebookNode) -> bool:
-    """Whether a cell is only a badge that opens Colab: the project's own badge, or the badge that Colab adds."""
-    return cell.cell_type == "markdown" and _BADGE in cell.source and len(cell.source.strip().splitlines()) == 1
-
-
 def out_of_step(project: Project) -> list[Path]:
     """The notebooks that are missing, that differ from what their chapter gives, or that have no chapter."""
-    made = Made(project)
-    changes = _changes(project, made)
-    made.save()
-    return list(changes)
+    return list(_changes(project, _texts(project)))
 
 
 def pair(project: Project) -> list[Path]:
@@ -102,55 +79,59 @@ def pair(project: Project) -> list[Path]:
         Problem: if a notebook would be overwritten or deleted whose content git does not hold, unless the last build
             wrote this content. No file is changed then.
     """
-    made = Made(project)
-    changes = _changes(project, made)
-    _stop_before_loss(project, made, changes)
+    texts, written = _texts(project), _written(project)
+    changes = _changes(project, texts)
+    _stop_before_loss(project, written, changes)
     try:
         for path, new in changes.items():
             if new is None:
                 path.unlink()
             else:
-                _write(project, made, path, *new)
+                write(path, new)
     finally:  # after an interruption too: the next build must recognize what this build wrote
-        made.save()
+        now = {_name(project, path): digest(text) for path, text in texts.items() if _is(path, text)}
+        write(project.build / "notebooks.json", json.dumps({**written, **now}, indent=1) + "\n")
     return list(changes)
 
 
-def renew(project: Project, chapter: Path) -> None:
-    """Write the notebook of a chapter, even over changes, because the chapter has these changes now."""
-    made = Made(project)
-    _write(project, made, project.notebook(chapter), _source(project, chapter), notebook(project, chapter))
-    made.save()
+def _texts(project: Project) -> dict[Path, str]:
+    """The text of every notebook, as its chapter gives it."""
+    return {project.notebook(chapter): notebook(project, chapter) for chapter in project.chapters}
 
 
-def _changes(project: Project, made: Made) -> _Changes:
-    """What `pair` has to change. Remembers the notebooks that are up to date."""
-    changes: _Changes = {}
-    for chapter in project.chapters:
-        path = project.notebook(chapter)
-        name, source = _name(project, path), _source(project, chapter)
-        there = path.read_bytes() if path.is_file() else b""
-        if not made.is_current(name, source, digest(there)):
-            text = notebook(project, chapter)
-            if there == text.encode():
-                made.remember(name, source, digest(there))
-            else:
-                changes[path] = source, text
-    own = {project.notebook(chapter) for chapter in project.chapters}
-    orphans = sorted(path for path in project.notebooks.glob("*.ipynb") if path.is_file() and path not in own)
-    return changes | dict.fromkeys(orphans)
+def _changes(project: Project, texts: dict[Path, str]) -> dict[Path, str | None]:
+    """The new text of each outdated notebook; None for a notebook that has no chapter."""
+    orphans = sorted(path for path in project.notebooks.glob("*.ipynb") if path.is_file() and path not in texts)
+    return {path: text for path, text in texts.items() if not _is(path, text)} | dict.fromkeys(orphans)
 
 
-def _stop_before_loss(project: Project, made: Made, changes: _Changes) -> None:
-    at_risk = [path for path in changes if os.path.lexists(path) and not _is_kept(project, made, path)]
+def _is(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
+
+
+def _written(project: Project) -> dict[str, str]:
+    """The digest of each notebook as the last build wrote it, by its name."""
+    with suppress(OSError, ValueError, TypeError):  # the file is missing, or has another format
+        return dict(json.loads((project.build / "notebooks.json").read_bytes()))
+    return {}
+
+
+def _stop_before_loss(project: Project, written: dict[str, str], changes: dict[Path, str | None]) -> None:
+    """Stop if a notebook has changes that neither the last build wrote nor git holds."""
+    at_risk = [
+        path
+        for path in changes
+        if os.path.lexists(path)
+        and not (path.is_file() and written.get(_name(project, path)) == digest(path.read_bytes()))
+        and not holds(project, path)
+    ]
     edited = [_name(project, path) for path in at_risk if changes[path]]
     orphans = [_name(project, path) for path in at_risk if not changes[path]]
     told = []
     if edited:
         told.append(
-            f"It would overwrite {', '.join(edited)}. If you changed a notebook, make from-notebook "
-            f"NOTEBOOK={edited[0]} writes your changes to its chapter. Otherwise delete the notebook, and the build "
-            "writes it again."
+            f"It would overwrite {', '.join(edited)}. If you changed a notebook, make the change in its chapter. Then "
+            "delete the notebook, and the build writes it again."
         )
     if orphans:
         told.append(
@@ -161,25 +142,8 @@ def _stop_before_loss(project: Project, made: Made, changes: _Changes) -> None:
         raise Problem(f"the command stopped, because work that git does not hold could be lost. {' '.join(told)}")
 
 
-def _is_kept(project: Project, made: Made, path: Path) -> bool:
-    """Whether nothing is lost with a notebook, because the last build wrote it, or because git holds it."""
-    is_made = path.is_file() and made.is_intact(_name(project, path), digest(path.read_bytes()))
-    return is_made or holds(project, path)
-
-
-def _write(project: Project, made: Made, path: Path, source: str, text: str) -> None:
-    write(path, text)
-    made.remember(_name(project, path), source, digest(text))
-
-
 def _name(project: Project, path: Path) -> str:
     return path.relative_to(project.root).as_posix()
-
-
-def _source(project: Project, chapter: Path) -> str:
-    """A digest of everything that a chapter's notebook is made from."""
-    places = (project.repository, project.branch, project.site_url, project.name(chapter), project.names[0])
-    return digest(READER, Path(__file__).read_bytes(), setup(project), *places, chapter.read_bytes())
 
 
 def _absolute_links(project: Project, chapter: Path, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs chapters in kernels, several at a time, and caches their outputs."""
+"""Runs chapters in kernels, several at a time."""
 
 from __future__ import annotations
 
@@ -6,41 +6,29 @@ import atexit
 import logging
 import os
 import re
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from pathlib import Path
 
-from jupyter_cache import get_cache
-from jupyter_cache.base import CacheBundleIn
-from jupyter_cache.cache.main import JupyterCacheBase
-from nbformat import NotebookNode, from_dict
+from nbformat import NotebookNode
 
 from ..project import Project
 from . import session
-from .collect import ChapterRun, Notebook, Trouble, is_good
-from .environment import cache_folder, forget_old_caches
-from .read import read
+from .collect import ChapterRun, Trouble
+from .read import code_of, read
 from .warm import Warmth
 
 
 def run_all(project: Project, chapters: Sequence[Path], timeout: int) -> Iterator[ChapterRun]:
-    """Yield each chapter's run as soon as it is done. Runs with cached outputs come first."""
+    """Yield each chapter's run as soon as it is done."""
     # If a cell hangs, nbclient leaves a task unfinished, and asyncio logs it. The hanging cell is reported already.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    cache = _cache(project)
     session.begin(project)
-    todo = {chapter: read(chapter) for chapter in chapters}  # all, so that a bad file stops the build before any runs
-    for chapter, notebook in _found(cache, todo):
-        del todo[chapter]
-        yield ChapterRun(chapter, notebook, 0.0, cached=True)
-    if not todo:
-        return
+    todo = {chapter: read(chapter) for chapter in chapters}
     # The longest chapter starts first, so that no long chapter runs alone at the end.
-    first = sorted(todo, key=lambda each: -sum(len(c.source) for c in todo[each].cells if c.cell_type == "code"))
+    first = sorted(todo, key=lambda each: -sum(len(cell.source) for cell in code_of(todo[each])))
     pool = ThreadPoolExecutor((os.cpu_count() or 1) + 1)  # one more than the processors, because kernels also wait
     # One folder for all threads, because after Ctrl-C nobody waits for the threads. They may still write into it then.
     folder = tempfile.TemporaryDirectory(prefix="kernels-", ignore_cleanup_errors=True)
@@ -50,58 +38,15 @@ def run_all(project: Project, chapters: Sequence[Path], timeout: int) -> Iterato
         try:
             futures = [pool.submit(run_one, chapter, todo[chapter], timeout, folder.name) for chapter in first]
             for future in as_completed(futures):
-                run = future.result()
-                if is_good(run):
-                    _into_cache(cache, run)
-                yield run
+                yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def needs_torch(notebook: NotebookNode) -> bool:
     """Whether a chapter imports PyTorch, by itself or with the helpers or the library."""
-    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    code = "\n".join(cell.source for cell in code_of(notebook))
     return bool(re.search(r"^\s*(import|from) (torch|helpers|zero_or_nan)\b", code, re.MULTILINE))
-
-
-def from_cache(project: Project, chapters: Sequence[Path]) -> Iterator[tuple[Path, NotebookNode]]:
-    """Those of the chapters whose outputs are in the cache, with the outputs."""
-    yield from _found(_cache(project), {chapter: read(chapter) for chapter in chapters})
-
-
-def into_cache(project: Project, executed: Mapping[Path, Notebook]) -> None:
-    """Put these outputs into the cache where it lacks them, because it keeps few environments.
-
-    Otherwise the renderer would run the chapters again, and the page would not show the outputs that were checked.
-    """
-    cache = _cache(project)
-    known = {record.hashkey for record in cache.list_cache_records()}
-    for chapter, outputs in executed.items():
-        notebook = from_dict(outputs)
-        if cache.create_hashed_notebook(notebook)[1] not in known:
-            _into_cache(cache, ChapterRun(chapter, notebook, 0.0, cached=True))
-
-
-def _cache(project: Project) -> JupyterCacheBase:
-    cache = get_cache(cache_folder(project))
-    cache.path.touch()
-    forget_old_caches(project)
-    return cache
-
-
-def _found(cache: JupyterCacheBase, notebooks: dict[Path, NotebookNode]) -> list[tuple[Path, NotebookNode]]:
-    found = []
-    for chapter, notebook in notebooks.items():
-        with suppress(KeyError, ValueError):  # missing, or incomplete after an interruption
-            found.append((chapter, cache.merge_match_into_notebook(notebook)[1]))
-    return found
-
-
-def _into_cache(cache: JupyterCacheBase, run: ChapterRun) -> None:
-    _, key = cache.create_hashed_notebook(run.notebook)
-    shutil.rmtree(cache.path / "executed" / key, ignore_errors=True)  # an incomplete record would prevent the write
-    bundle = CacheBundleIn(run.notebook, str(run.chapter), data={"execution_seconds": run.seconds})
-    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
 
 def run_one(chapter: Path, notebook: NotebookNode, timeout: int, folder: str) -> ChapterRun:

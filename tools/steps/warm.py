@@ -23,6 +23,9 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 _NAME = "warm-provisioner"
 _CHOICE = KernelProvisionerFactory.default_provisioner_name_env
+# torch.func, torch.optim and torch.masked import torch._dynamo, or most of it, at first use.
+_SLOW = ("matplotlib.backends.backend_svg", "matplotlib.figure", "torch._dynamo", "torch.masked")
+"""Slow imports that most chapters share."""
 
 
 class Warmth:
@@ -36,10 +39,9 @@ class Warmth:
     """
 
     def __init__(self, several: bool) -> None:
-        self._modules = [f"{__package__}.kernel", *([f"{__package__}.imported"] if several else [])]
+        self._modules = [f"{__package__}.kernel", *(_SLOW if several else [])]
 
     def __enter__(self) -> Warmth:
-        self._before = os.environ.get(_CHOICE)
         _ForkedKernel.welcome = True
         if sys.platform == "linux":
             os.environ[_CHOICE] = _NAME
@@ -58,14 +60,9 @@ class Warmth:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
+        # Warm kernels stay chosen: a thread may be about to start a kernel, and a warm one is refused.
         _ForkedKernel.end_all()
-        if kind is not None:
-            return  # keep warm kernels chosen: a thread may be about to start a kernel, and a warm one is refused
-        os.environ.pop(_CHOICE, None)
-        if self._before is not None:
-            os.environ[_CHOICE] = self._before
-        KernelProvisionerFactory.clear_instance()
 
 
 class WarmProvisioner(LocalProvisioner):

@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..project import Problem, Project, write
-from ..steps.made import digest
+from ..project import Problem, Project, digest, write
 
 DISK = 9 * 2**30
 """The bytes that one environment needs while pip unpacks it. On Linux a wheel brings the libraries of CUDA."""

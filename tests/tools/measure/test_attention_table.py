@@ -49,11 +49,3 @@ def test_a_release_is_added_beside_the_others_and_drawn(project):
     drawn = attention.shown(content)
     assert 'raises &lt;X&gt; <span class="zn-note">(2.9)' in drawn
     assert "PyTorch 2.9 and 2.10" in drawn and "PyTorch 2.10</caption>" in drawn
-
-
-def test_the_reference_of_flex_leaves_the_masked_key_out():
-    inputs = [torch.randn(1, 1, 3, 4) for _ in range(3)]
-    wanted = attention._used(inputs)
-    inputs[1][0, 0, 2] = nan
-    assert all(torch.equal(a, b) for a, b in zip(wanted, attention._used(inputs), strict=True))
-    assert all(not each[..., 2, :].any() for each in wanted)

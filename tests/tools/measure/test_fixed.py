@@ -9,7 +9,7 @@ import pytest
 import torch
 from sample import sample
 
-from tools.measure import causes, fixed
+from tools.measure import fixed
 from tools.project import Project
 from zero_or_nan import ignoring
 from zero_or_nan.selfcheck import poisoned
@@ -108,11 +108,11 @@ def test_a_crash_costs_one_sample_and_the_rest_goes_on(operators, capsys):
 @pytest.mark.parametrize(("operator", "sample", "cause"), [
     ("mm", poisoned.NotFixed("a", finite=True), "finite in PyTorch"),
     ("mm", poisoned.NotFixed("a", failure="the process died: SIGSEGV"), "no end"),
-    ("mm", poisoned.NotFixed("a", failure="ValueError: no"), causes.UNEXPLAINED),
-    ("mm", poisoned.NotFixed("last element inf"), causes.UNEXPLAINED),
+    ("mm", poisoned.NotFixed("a", failure="ValueError: no"), fixed.UNEXPLAINED),
+    ("mm", poisoned.NotFixed("last element inf"), fixed.UNEXPLAINED),
     ("nn.functional.scaled_dot_product_attention", poisoned.NotFixed("last element inf"), "computed zero"),
     ("nn.functional.scaled_dot_product_attention", poisoned.NotFixed("last entry nan"), "computed zero"),
-    ("nn.functional.scaled_dot_product_attention", poisoned.NotFixed("half of dimension 0 nan"), causes.UNEXPLAINED),
+    ("nn.functional.scaled_dot_product_attention", poisoned.NotFixed("half of dimension 0 nan"), fixed.UNEXPLAINED),
 ])  # fmt: skip
 def test_a_cause_explains_what_it_is_for(operator, sample, cause):
-    assert causes.cause_of(operator, sample) == cause
+    assert fixed.cause_of(operator, sample) == cause

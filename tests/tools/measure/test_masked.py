@@ -8,7 +8,7 @@ from bs4 import BeautifulSoup
 from scratch import ROOT
 
 from tools.measure import masked
-from tools.measure.masked import NONE, OPERATORS, WORKS, WRONG, Operator, each, measured, rows
+from tools.measure.masked import NONE, OPERATORS, WORKS, WRONG, Operator, each, measured
 
 ALL = [operator for group in OPERATORS.values() for operator in group]
 
@@ -24,17 +24,12 @@ def test_the_record_is_what_this_pytorch_does():
 @pytest.mark.parametrize(
     ("operator", "outcome"),
     [
-        (Operator("x.exp()", each(torch.exp)), (WORKS, WORKS)),
         (Operator("x.exp()", each(torch.expm1)), (WRONG, WRONG)),
-        (Operator("x.exp() + 0 * x.exp().detach()", each(torch.exp)), (WORKS, WORKS)),
         # The values are right, the gradient is not: half of it is detached.
         (Operator("x + x.detach()", each(lambda x: 2 * x)), (WORKS, WRONG)),
-        (Operator("x > 0.4", each(lambda x: x > 0.4)), (WORKS, NONE)),
         (Operator("x > 0.4", each(lambda x: x > 0.7)), (WRONG, NONE)),
-        (Operator("x.no_such_method()", each(torch.exp)), ("AttributeError", "")),
         # The result has masked elements too; the gradient is masked where the data are.
         (Operator("x.get_data()", each(lambda x: x)), (WRONG, WORKS)),
-        (Operator("x.sum(1)", rows(torch.mean)), (WRONG, WRONG)),
     ],
 )
 def test_a_result_or_a_gradient_other_than_its_reference_is_wrong(operator, outcome):

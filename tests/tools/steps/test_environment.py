@@ -1,6 +1,5 @@
-"""A cache belongs to one state of what pages import, and one set of versions."""
+"""Outputs belong to one state of what pages import, and one set of versions."""
 
-import os
 import platform
 import shutil
 from pathlib import Path
@@ -9,8 +8,8 @@ import pytest
 from scratch import ROOT
 
 from tools.project import Project
-from tools.steps import environment
-from tools.steps.environment import cache_folder, fingerprint, forget_old_caches
+from tools.steps import execute
+from tools.steps.execute import fingerprint
 
 
 @pytest.fixture
@@ -23,9 +22,8 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def test_the_same_state_has_the_same_fingerprint_wherever_it_lies(project, tmp_path):
+def test_the_same_state_has_the_same_fingerprint_wherever_it_lies(project):
     assert fingerprint(project) == fingerprint(Project(ROOT))
-    assert cache_folder(project) == tmp_path / "_build" / "cache" / fingerprint(project)
 
 
 def test_whatever_pages_import_or_run_on_changes_the_fingerprint_and_nothing_else_does(project, monkeypatch):
@@ -36,9 +34,9 @@ def test_whatever_pages_import_or_run_on_changes_the_fingerprint_and_nothing_els
         "an added file": lambda: (added.parent.mkdir(), added.touch()),
         "a name": lambda: added.rename(added.with_name("other.json")),
         "the device": lambda: monkeypatch.setenv("ZERO_OR_NAN_DEVICE", "cuda"),
-        "the beginning of kernels": lambda: monkeypatch.setattr(environment, "STARTUP", ""),
+        "the beginning of kernels": lambda: monkeypatch.setattr(execute, "STARTUP", ""),
         "Python": lambda: monkeypatch.setattr(platform, "python_version", lambda: "3.99.0"),
-        "a package": lambda: monkeypatch.setattr(environment, "version", lambda name: "0.0.1"),
+        "a package": lambda: monkeypatch.setattr(execute, "version", lambda name: "0.0.1"),
     }
     seen = [fingerprint(project)]
     for change in changes.values():
@@ -50,14 +48,3 @@ def test_whatever_pages_import_or_run_on_changes_the_fingerprint_and_nothing_els
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert fingerprint(project) == seen[-1]
-
-
-def test_only_the_three_caches_used_last_are_kept(project):
-    forget_old_caches(project)  # nothing was cached yet
-    folders = [project.build / "cache" / name for name in "abcde"]
-    for age, folder in zip([5, 1, 4, 2, 3], folders, strict=True):
-        folder.mkdir(parents=True)
-        (folder / "file").touch()
-        os.utime(folder, (1_000_000 - age, 1_000_000 - age))
-    forget_old_caches(project)
-    assert sorted(path.name for path in (project.build / "cache").iterdir()) == ["b", "d", "e"]

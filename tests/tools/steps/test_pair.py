@@ -1,11 +1,15 @@
 """Step 1: notebooks that say what their chapters say, and nothing of when or where they were made."""
 
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from scratch import Book, edit
+import yaml
+from jupytext.cli import jupytext
+from scratch import ROOT, Book, edit
 
 from tools.project import Problem, Project, write
 from tools.steps.pair import notebook, out_of_step, pair
@@ -118,7 +122,7 @@ def test_a_notebook_with_changes_that_git_does_not_hold_stops_the_build_before_a
     edit(one, '"outputs": []', '"outputs": [ ]')
     edit(book.chapter("two"), "Words of two.", "Other words.")
     before = notebooks(book)
-    refused = r"overwrite notebooks/one.ipynb\. .*from-notebook NOTEBOOK=notebooks/one.ipynb writes"
+    refused = r"overwrite notebooks/one.ipynb\. .*make the change in its chapter"
     with pytest.raises(Problem, match=refused):
         pair(project)
     done = book.here("book")
@@ -164,3 +168,24 @@ def test_after_an_interruption_the_next_build_recognizes_what_was_written(book, 
             pair(project)
     edit(book.chapter("one"), "Words of one.", "Other words.")
     assert [path.name for path in pair(project)] == ["one.ipynb", "two.ipynb"]
+
+
+def test_jupytext_changes_neither_chapters_nor_notebooks_and_keeps_a_front_matter(tmp_path, monkeypatch):
+    """In a folder with a few chapters, their notebooks, and every file that could configure Jupytext."""
+    for path in [*ROOT.glob("*.toml"), *ROOT.glob("chapters/*.toml"), *ROOT.glob("*/s*-nan.*"), *ROOT.glob("*/api.*")]:
+        (tmp_path / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    monkeypatch.chdir(tmp_path)
+    pages = [str(path) for ending in ("*/*.md", "*/*.ipynb") for path in tmp_path.glob(ending)]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(pages) == 3
+    for newer in ("chapters", "notebooks"):
+        for path in tmp_path.glob(f"{newer}/*"):
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 60))
+        jupytext(["--sync", *pages])
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    path = tmp_path / "chapters" / "slicing-nan.md"
+    front, body = path.read_text(encoding="utf-8")[4:].split("\n---\n", 1)
+    jupytext(["--to", "md:myst", str(path)])
+    new, same = path.read_text(encoding="utf-8")[4:].split("\n---\n", 1)
+    assert same == body and yaml.safe_load(new) == yaml.safe_load(front) and "jupytext_version" not in new

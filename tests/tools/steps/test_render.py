@@ -1,17 +1,6 @@
-"""The site is rendered strictly, and only when there is something to render."""
+"""The site is rendered strictly."""
 
-import psutil
-import pytest
-from scratch import Book, wait_for
-
-from tools.project import Project
-from tools.steps.render import Renderer
-
-
-@pytest.fixture
-def book(tmp_path):
-    return Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
-
+from scratch import Book
 
 BROKEN = {
     "[a page](nowhere.md)": "nowhere.md",
@@ -21,7 +10,8 @@ BROKEN = {
 }
 
 
-def test_every_broken_reference_is_named_and_stops_the_build(book):
+def test_every_broken_reference_is_named_and_stops_the_build(tmp_path):
+    book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
     with book.chapter("two").open("a", encoding="utf-8") as file:
         file.write("\n" + "\n\n".join(BROKEN) + "\n")
     done = book.run("book")
@@ -32,11 +22,3 @@ def test_every_broken_reference_is_named_and_stops_the_build(book):
     assert all("chapters/two.md" in line for line in complaints)
     for name in BROKEN.values():
         assert sum(name in line for line in complaints) == 1, name
-
-
-def test_a_renderer_that_is_not_needed_goes_away(book):
-    with Renderer(Project(book.root)) as renderer:
-        process = psutil.Process(renderer._process.pid)
-        assert process.is_running()
-    assert wait_for(lambda: not process.is_running(), 5)
-    assert not book.site.exists()

@@ -81,7 +81,7 @@ def test_a_page_that_leaves_something_out_stops_the_build_until_it_is_repaired(t
     done = book.run("book")
     assert done.returncode == 1 and "one.md, code cell 1" in done.stderr and "two.md, code" in done.stderr
     edit(book.root / "_config.yml", 'execute_notebooks: "off"', "execute_notebooks: cache")
-    shutil.rmtree(book.root / "_build" / "cache")
+    shutil.rmtree(book.root / "_build" / "executed")
     done = book.run("book")
     assert done.returncode == 0, done.stderr
 

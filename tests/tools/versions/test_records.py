@@ -9,22 +9,18 @@ from tools.versions.records import record
 from zero_or_nan.selfcheck.records import Records
 
 
-class Checkout:
-    """A project as far as it is needed: a folder with sources."""
+@pytest.fixture
+def recorded(project):
+    """The file of records, which has two releases."""
+    path = project.source / "zero_or_nan" / "selfcheck" / "recorded.json"
+    path.parent.mkdir(parents=True)
+    old = {"a": ("contaminated", "right"), "gone": ("right", "right")}
+    path.write_text(Records({"2.6": old, "2.13": {"a": ("right", "right")}}).json())
+    return path
 
-    def __init__(self, root):
-        self.root, self.source = root, root / "src"
-        self.recorded = self.source / "zero_or_nan" / "selfcheck" / "recorded.json"
-        self.recorded.parent.mkdir(parents=True)
-        tables = {
-            "2.6": {"a": ("contaminated", "right"), "gone": ("right", "right")},
-            "2.13": {"a": ("right", "right")},
-        }
-        self.recorded.write_text(Records(tables).json())
 
-    @property
-    def tables(self):
-        return Records.from_json(self.recorded.read_text()).tables
+def tables(recorded):
+    return Records.from_json(recorded.read_text()).tables
 
 
 def report(path, version="2.6.1+cu124", device="cpu", left_out=None):
@@ -40,15 +36,10 @@ def report(path, version="2.6.1+cu124", device="cpu", left_out=None):
     return path
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    return Checkout(tmp_path)
-
-
-def test_a_report_replaces_what_its_release_had_and_nothing_else(checkout, tmp_path, capsys):
-    record(checkout, [report(tmp_path / "report.json"), report(tmp_path / "newer.json", "2.16.0")])
+def test_a_report_replaces_what_its_release_had_and_nothing_else(project, recorded, tmp_path, capsys):
+    record(project, [report(tmp_path / "report.json"), report(tmp_path / "newer.json", "2.16.0")])
     new = {"a": ("wrong", "right"), "b": ("wrong", "right")}
-    assert checkout.tables == {"2.6": new, "2.13": {"a": ("right", "right")}, "2.16": new}
+    assert tables(recorded) == {"2.6": new, "2.13": {"a": ("right", "right")}, "2.16": new}
     assert "2.6, 2.13, 2.16" in capsys.readouterr().out
 
 
@@ -60,15 +51,15 @@ def test_a_report_replaces_what_its_release_had_and_nothing_else(checkout, tmp_p
         ({"left_out": "it needs numpy"}, "it needs numpy"),
     ],
 )
-def test_what_is_not_to_be_recorded_is_refused(checkout, tmp_path, other, told):
-    before = checkout.tables
+def test_what_is_not_to_be_recorded_is_refused(project, recorded, tmp_path, other, told):
+    before = tables(recorded)
     with pytest.raises(Problem, match=told):
-        record(checkout, [report(tmp_path / "good.json"), report(tmp_path / "report.json", **other)])
-    assert checkout.tables == before
+        record(project, [report(tmp_path / "good.json"), report(tmp_path / "report.json", **other)])
+    assert tables(recorded) == before
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"versions": 1}'])
-def test_another_file_is_refused_by_name(checkout, tmp_path, text):
+def test_another_file_is_refused_by_name(project, recorded, tmp_path, text):
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(Problem, match="other.json is not what python -m zero_or_nan.selfcheck --json prints"):
-        record(checkout, [tmp_path / "other.json", tmp_path / "missing.json"])
+        record(project, [tmp_path / "other.json", tmp_path / "missing.json"])
