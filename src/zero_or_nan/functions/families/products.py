@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...masks.cotangent import Cotangent, is_finite, mask_of, nothing, prefer_exact, unwrap, write_over_nan
+from ...masks.cotangent import Cotangent, is_finite, mask_of, nothing, prefer_exact, unwrap
 from ...masks.mask import Mask, anywhere, full, only, reduced
 from ...masks.numbers import all_finite, finite_part, has_nan, is_number, is_sparse, total
 from ..conditions import FINITE
@@ -325,45 +325,7 @@ MOST = 0.75
 """If at most this part of the rows is used, it pays to multiply these rows alone."""
 
 
-def is_cheap(node: Any) -> bool:
-    """True if running the product a second time costs next to nothing."""
-    if getattr(node, "_saved_alpha", 1) != 1 or getattr(node, "_saved_beta", 1) != 1:
-        return False
-    shape = node._input_metadata[0].shape
-    others = getattr(node, "_saved_mat1_sym_sizes", None) or node._saved_self_sym_sizes
-    return bool(shape[0] * shape[1] * others[1] <= CHEAP)
-
-
-def repair_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Compute the two products of `Mm` and `Addmm` once more if plain PyTorch's results have NaN."""
-    to_first, to_second = results[-2:]
-    if to_first is not None and has_nan(to_first):
-        first = _without_lost_rows(grad, mask, node._saved_mat2.t())
-        write_over_nan(to_first, first)
-    if to_second is not None and has_nan(to_second):
-        saved = node._saved_mat1 if len(results) == 3 else node._saved_self
-        second = _without_lost_rows(grad.t(), mask.t(), saved)
-        write_over_nan(to_second, second.t())
-
-
-def _without_lost_rows(grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
-    """A product with zeros in place of saved rows that only ignored elements meet. If it has NaN, by `_by_matrix`."""
-    value = torch.mm(grad, only(anywhere(mask, -2).unsqueeze(-1), saved))
-    return _by_matrix(torch.mm, Cotangent(grad, mask), saved) if has_nan(value) else value
-
-
-def _is_dense(node: Any) -> bool:
-    return not has_sparse_factor(node)
-
-
-@transfer(
-    "Mm",
-    only_if=_is_dense,
-    repair=repair_products,
-    repair_if=is_cheap,
-    repair_reads=("_raw_saved_self", "_raw_saved_mat2"),
-)
-@transfer("Bmm", only_if=_is_dense)
+@transfer("Bmm Mm", only_if=lambda node: not has_sparse_factor(node))
 def _product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
     """Each row of the first factor goes into a row of the result, each column of the second into a column."""
     if mask is None:
@@ -375,14 +337,7 @@ def _product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Seq
     )
 
 
-@transfer(
-    "Addmm",
-    only_if=lambda node: uses_base(node) and _is_dense(node),
-    repair=repair_products,
-    repair_if=is_cheap,
-    repair_reads=("_raw_saved_mat1", "_raw_saved_mat2"),
-)
-@transfer("Baddbmm", only_if=uses_base)
+@transfer("Addmm Baddbmm", only_if=lambda node: uses_base(node) and not has_sparse_factor(node))
 def _added_product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
     base, *factors = results
     added = mask if mask is None or base is None else reduced(mask, base.shape)

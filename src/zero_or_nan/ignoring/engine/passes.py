@@ -20,7 +20,6 @@ from .higher import in_forward_mode
 from .masked_pass import Pass
 from .plan import nothing_ignored, on_any_process
 from .precheck import is_safe
-from .steps.step import Count
 
 _PLAIN = contextlib.nullcontext()
 TensorOrEdge = Tensor | GradientEdge
@@ -43,8 +42,8 @@ def takes_over(take_over: TakeOver) -> TakeOver:
     return take_over
 
 
-COUNTING: list[Callable[[], Count]] = []
-"""What to call at the start of each pass while the ignored elements are counted; else empty."""
+COUNTING: list[Callable[[], Any]] = []
+"""What makes an `extras.counts.Count` for each pass while the ignored elements are counted; else empty."""
 
 
 @not_compiled
