@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from ..masks.cotangent import without_nan
-from ..masks.mask import Mask
+from ..masks.mask import Mask, reduced, was_broadcast
 from .conditions import ALWAYS, NEVER, Condition
 from .fills import is_fill
 from .graph import forward_class, function_of
@@ -96,8 +96,9 @@ class Transfer:
 
     Attributes:
         follow: the function that gives the masks. It is called as `follow(node, grad, mask, results)` with a cotangent,
-            its mask, and the result of the derivative for each edge. A result is None if nobody needs the mask of its
-            edge. `follow` returns a mask, or None, for each edge.
+            its mask, and the result of the derivative for each edge. It returns a mask for each edge, which may be
+            expanded, or reduced by what was broadcast, to the shape of the result. It is not called if all elements
+            count and the function selects nothing.
         reads: the attributes of the saved tensors that `follow` reads.
         only_if: a condition on the node. None means all nodes.
         is_repaired: the nodes whose result is right with 0 in place of each NaN that doesn't count, also if the saved
@@ -143,7 +144,9 @@ class Transfer:
                 owner.count.see(node, masks)
             if results[0] is not None:
                 without_nan(results[0], mask)
-        return results, self.follow(node, grad, mask, wanted)
+        if mask is None and not function.may_select(node):
+            return results, [None] * len(results)
+        return results, list(map(_fitted, self.follow(node, grad, mask, wanted), wanted))
 
     def may_follow(self, node: Any, trusted: bool) -> bool:
         """True if plain PyTorch can run a node's derivative. `trusted`: the precheck found the node safe."""
@@ -156,6 +159,13 @@ class Transfer:
             if getattr(getattr(node, name, None), "unpack_hook", node) is not None:
                 return False  # a hook would compute the tensor again, or fetch it; before 2.10 there may be one
         return self.only_if is None or self.only_if(node)
+
+
+def _fitted(mask: Mask, result: Any) -> Mask:
+    """The mask of a result, in its shape."""
+    if mask is None or result is None:
+        return None
+    return mask.expand(result.shape) if was_broadcast(mask.shape, result.shape) else reduced(mask, result.shape)
 
 
 TRANSFERS: dict[str, Transfer] = {}

@@ -210,14 +210,9 @@ def of_shared_heads(mask: Tensor, shared: int) -> Tensor:
 
 
 @transfer("ScaledDotProductFlashAttentionForCpu", reads=("_raw_saved_key",))
-def _attention(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+def _attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
     """Each query uses all keys, and each key goes to all queries."""
-    if mask is None:
-        return [None] * len(results)
-    return [
-        None if result is None else counts.expand(result.shape)
-        for counts, result in zip(counting(mask, node._saved_key.shape[1]), results, strict=True)
-    ]
+    return counting(mask, node._saved_key.shape[1])
 
 
 # Queries, keys and values.

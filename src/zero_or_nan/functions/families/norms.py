@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...masks.cotangent import prefer_exact, unwrap
-from ...masks.mask import Mask, anywhere, only, reduced
+from ...masks.mask import Mask, anywhere, only
 from ...masks.numbers import all_finite
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
 from ..numerics import numerics
@@ -107,14 +107,8 @@ fused("batch_norm_backward", "cudnn_batch_norm_backward")
 
 
 @transfer("NativeLayerNorm")
-def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """Each row is mixed. The gradients of weight and bias are sums over rows."""
-    if mask is None:
-        return [None] * len(results)
-    row = len(node._saved_normalized_shape)
-    rows = anywhere(mask, list(range(-row, 0)), keepdim=True)
-    found: list[Mask] = [None if results[0] is None else rows.expand(grad.shape)]
-    return found + [None if result is None else reduced(mask, result.shape) for result in results[1:]]
+def _layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
+    return _of_layer(mask, grad, node._saved_normalized_shape)
 
 
 @rule("_weight_norm_interface_backward")

@@ -36,7 +36,7 @@ from ...masks.cotangent import (
     written_mask,
     zero_ignored,
 )
-from ...masks.mask import Mask, both, either, expanded, reduced
+from ...masks.mask import Mask, both, either, expanded
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
 from ..graph import function_of, run
 from ..numerics import numerics
@@ -305,20 +305,10 @@ rewrite("logit(x)", "x.logit(eps=1e-6)", "the slope at 0 and 1 is 0")
     """,
     is_repaired=lambda node: len(node.next_functions) == 1,
 )
+@transfer("Add Alias Clone Div Mul NativeDropout Neg Rsub Sub")
 def _same(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """Elementwise functions of one tensor: the mask stays the same."""
-    return (mask,)
-
-
-@transfer("Alias Clone Neg NativeDropout")
-def _kept(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    return (mask,)
-
-
-@transfer("Mul Div Sub Rsub Add")
-def _broadcast(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """Each of the two operands may have been broadcast."""
-    return [mask if mask is None or result is None else reduced(mask, result.shape) for result in results]
+    """Elementwise functions: the mask stays the same. Each operand may have been broadcast."""
+    return [mask] * len(results)
 
 
 def _all_factors(args: tuple[Any, ...]) -> Mask:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ...masks.cotangent import Cotangent, is_finite, mask_of, nothing, prefer_exact, unwrap
-from ...masks.mask import Mask, anywhere, full, only, reduced
+from ...masks.mask import Mask, anywhere, full, only
 from ...masks.numbers import all_finite, finite_part, has_nan, is_number, is_sparse, total
 from ..conditions import FINITE
 from ..graph import run
@@ -279,19 +279,11 @@ MOST = 0.75
 
 
 @transfer("Bmm Mm", only_if=lambda node: not has_sparse_factor(node))
-def _product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+def _product(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
     """Each row of the first factor goes into a row of the result, each column of the second into a column."""
-    if mask is None:
-        return None, None
-    rows, columns = results
-    return (
-        None if rows is None else anywhere(mask, -1, keepdim=True).expand(rows.shape),
-        None if columns is None else anywhere(mask, -2, keepdim=True).expand(columns.shape),
-    )
+    return anywhere(mask, -1, keepdim=True), anywhere(mask, -2, keepdim=True)
 
 
 @transfer("Addmm Baddbmm", only_if=lambda node: uses_base(node) and not has_sparse_factor(node))
-def _added_product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    base, *factors = results
-    added = mask if mask is None or base is None else reduced(mask, base.shape)
-    return (added, *_product(node, grad, mask, factors))
+def _added_product(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
+    return mask, *_product(node, grad, mask, results)

@@ -25,7 +25,7 @@ from ...masks.cotangent import (
     written_mask,
     zero_ignored,
 )
-from ...masks.mask import Mask, both, everywhere, expanded, full, reduced
+from ...masks.mask import Mask, both, everywhere, expanded, full
 from ..conditions import ALWAYS
 from ..graph import can_be_read_again
 from ..numerics import numerics
@@ -71,15 +71,9 @@ numerics("normal uniform random exponential bernoulli", updates=True)
 
 @transfer("Where", reads=("_raw_saved_condition",))
 def _where(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    taken, other = node._saved_condition.bool(), None
-    if results[1] is not None:
-        other = expanded(both(taken.logical_not(), mask), grad.shape)
-    if results[0] is not None:
-        taken = expanded(both(taken, mask), grad.shape)
-    return [
-        mask if mask is None or result is None else reduced(mask, result.shape)
-        for mask, result in zip((taken, other), results, strict=True)
-    ]
+    condition = node._saved_condition.bool()
+    taken = (condition, None if results[1] is None else condition.logical_not())
+    return [expanded(both(each, mask), grad.shape) for each in taken]
 
 
 def _fills_with_a_number(node: Any) -> bool:
@@ -89,7 +83,7 @@ def _fills_with_a_number(node: Any) -> bool:
 
 @transfer("MaskedFill", reads=("_raw_saved_mask",), only_if=_fills_with_a_number)
 def _masked_fill(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    return (expanded(both(node._saved_mask.logical_not(), mask), grad.shape), *[None] * (len(results) - 1))
+    return (expanded(both(node._saved_mask.logical_not(), mask), grad.shape), None)
 
 
 aten = torch.ops.aten

@@ -87,8 +87,8 @@ numerics("empty empty_like empty_strided new_empty new_empty_strided empty_permu
 
 
 @transfer("View UnsafeView ReshapeAlias")
-def _reshaped(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    return (mask if mask is None or results[0] is None else reshaped(mask, results[0].shape),)
+def _reshaped(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
+    return (None if results[0] is None else reshaped(mask, results[0].shape),)
 
 
 def _zip(value: Any, mask: Any) -> Any:

@@ -52,7 +52,7 @@ aten = torch.ops.aten
 
 
 def _along_dim(mask: Tensor, output: Tensor, dim: int, *args: Any) -> tuple[Tensor, ...]:
-    """The same, for the rule."""
+    """All elements along the dimension count if one of them does."""
     return (anywhere(mask, dim, keepdim=True),)
 
 
@@ -73,11 +73,8 @@ fused("_log_softmax_backward_data", "_softmax_backward_data", masks=_along_dim, 
 
 
 @transfer("Softmax LogSoftmax")
-def _softmax(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """All elements along the dimension count if one of them does."""
-    if mask is None or not grad.dim():
-        return (mask,)
-    return (anywhere(mask, signed(node._saved_dim), keepdim=True).expand(grad.shape),)
+def _softmax(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
+    return _along_dim(mask, grad, signed(node._saved_dim))
 
 
 @rule("_masked_softmax_backward")
