@@ -92,11 +92,6 @@ def all_count(mask: Mask) -> bool:
 def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
     """The mask in another shape with as many elements. If possible, the last dimensions stay expanded."""
     shape = tuple(shape)
-    if -1 in shape:
-        others = 1
-        for size in shape:
-            others *= size if size != -1 else 1
-        shape = tuple(mask.numel() // max(others, 1) if size == -1 else size for size in shape)
     if mask.shape == shape:
         return mask
     steps = mask.stride()
@@ -115,10 +110,6 @@ def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
     if inner > 1:
         outer = mask.as_strided((*mask.shape[:kept], constant // inner), (*steps[:kept], 0))
         return outer.reshape(*shape[:new], *(1,) * (len(shape) - new)).expand(shape)
-    if constant > 1 and shape[-1] % constant == 0 and mask.is_cpu:  # attention heads are joined again
-        groups = mask.as_strided(mask.shape[:kept], steps[:kept]).reshape(-1, shape[-1] // constant)
-        if bool((groups == groups[:, :1]).all()):
-            return groups[:, 0].reshape(*shape[:-1], 1).expand(shape)
     return mask.reshape(shape)
 
 

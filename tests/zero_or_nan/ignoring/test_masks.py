@@ -55,12 +55,9 @@ def test_a_mask_says_the_same_in_its_smallest_shape():
 
 def test_reshaped():
     for mask in MASKS:
-        sizes = [4, 3, 2, 8, 16, 256, 1, -1]
-        for shape in itertools.chain([(mask.numel(),), (-1,)], itertools.product(sizes, repeat=3)):
-            known = math.prod(size for size in shape if size != -1)
-            if shape.count(-1) > 1 or mask.numel() % known or (-1 not in shape and known != mask.numel()):
-                continue
-            assert torch.equal(reshaped(mask, shape), mask.contiguous().reshape(shape))
+        for shape in itertools.chain([(mask.numel(),)], itertools.product([4, 3, 2, 8, 16, 256, 1], repeat=3)):
+            if math.prod(shape) == mask.numel():
+                assert torch.equal(reshaped(mask, shape), mask.contiguous().reshape(shape))
 
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.int64]

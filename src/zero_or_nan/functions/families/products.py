@@ -220,18 +220,13 @@ def ignores_base(node: Any) -> bool:
     return bool(node._saved_beta == 0) and node.next_functions[0][0] is not None
 
 
-def uses_base(node: Any) -> bool:
-    """True if the base is used, or needs no gradient."""
-    return not ignores_base(node)
-
-
 @derivative(
     "Addbmm Addmm Addmv Addr Baddbmm",
     selects=lambda node: ignores_base(node) or has_sparse_factor(node),
     derivative_if=ignores_base,
     safe_if=FINITE,
     scalars=("alpha", "beta"),
-    only_if=uses_base,  # 0 times an infinite cotangent is NaN
+    only_if=lambda node: not ignores_base(node),  # 0 times an infinite cotangent is NaN
 )
 def product_alone(node: Any, grads: Any) -> Any:
     """PyTorch's own formula, but the gradient of the base, which was ignored, is ignored."""
@@ -284,6 +279,6 @@ def _product(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> S
     return anywhere(mask, -1, keepdim=True), anywhere(mask, -2, keepdim=True)
 
 
-@transfer("Addmm Baddbmm", only_if=lambda node: uses_base(node) and not has_sparse_factor(node))
+@transfer("Addmm Baddbmm", only_if=lambda node: not ignores_base(node) and not has_sparse_factor(node))
 def _added_product(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
     return mask, *_product(node, grad, mask, results)
