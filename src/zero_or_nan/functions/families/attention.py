@@ -32,7 +32,7 @@ from ...masks.cotangent import (
     zero_ignored,
 )
 from ...masks.mask import Mask, anywhere, core, full, only, reduced
-from ...masks.numbers import any_nan, is_number, total
+from ...masks.numbers import any_nan
 from ..conditions import ALWAYS, MODERATE, Condition
 from ..graph import forward_class
 from ..numerics import numerics
@@ -219,24 +219,19 @@ def _attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) ->
 
 
 def _of_used_tokens(call: Call, mask: Mask) -> list[Any]:
-    """The gradients, by the kernel: on the saved tensors if they are finite, then without what doesn't count."""
+    """The gradients, by the kernel, without what doesn't count."""
     if mask is None and call.starts is None:
         return list(wrap(call()))
     mask = full(mask, call["grad"])
-    is_finite = is_number(total(call["query"]) + total(call["key"]) + total(call["value"]))
-    results = _of_run(call, mask) if is_finite else None
-    if results is None or any_nan(unwrap(results)):
-        results = _of_run(call, mask, cleaned=True)
-        if any_nan(unwrap(results)):
-            results = _by_columns(call, mask, results)
-    return results
+    results = _of_run(call, mask)
+    return _by_columns(call, mask, results) if any_nan(unwrap(results)) else results
 
 
-def _of_run(call: Call, mask: Tensor, cleaned: bool = False) -> list[Any]:
-    """The gradients by one run of the kernel, with their masks. `cleaned`: without what doesn't count."""
+def _of_run(call: Call, mask: Tensor) -> list[Any]:
+    """The gradients by one run of the kernel, without what doesn't count, and their masks."""
     sequences, bias = call.sequences, call["bias"]
     masks = counting(mask, call["key"].shape[1], sequences)
-    values = (_cleaned(call, mask, *masks) if cleaned else call)()
+    values = _cleaned(call, mask, *masks)()
     if sequences is not None:  # no kernel has written to memory that belongs to no sequence
         values[:3] = [value.masked_fill(~counts, 0) for value, counts in zip(values, masks, strict=False)]
     if call.wants_bias:
@@ -256,7 +251,7 @@ def _by_columns(call: Call, mask: Tensor, results: list[Any]) -> list[Any]:
     parts = [small & (kind_of_column == number) for number in kinds.any(0).nonzero()[:, 0]]
     if len(parts) <= 1:
         return results
-    runs = [_of_run(call.with_(grad=only(part, call["grad"])), part.expand(mask.shape), cleaned=True) for part in parts]
+    runs = [_of_run(call.with_(grad=only(part, call["grad"])), part.expand(mask.shape)) for part in parts]
     sums = [functools.reduce(torch.add, each) for each in zip(*runs, strict=True)]
     return list(prefer_exact(unwrap(results), sums))
 
