@@ -46,9 +46,7 @@ def _reached(rows: Tensor, upper: bool, left: bool = True, **_: Any) -> Tensor:
 
 
 @rule("linalg_solve_triangular")
-def solve_triangular(
-    op: Any, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Cotangent:
+def solve_triangular(op: Any, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
     """By the kernel, on matrices with finite numbers alone. Unknowns that use other numbers are as in plain PyTorch."""
     how: Any = {"upper": upper, "left": left, "unitriangular": unitriangular}
     exact = op(unwrap(a), unwrap(b), **how)

@@ -86,7 +86,7 @@ def entered(value: Tensor, mask: Mask, step: Run) -> Cotangent:
     """
     if not (value.requires_grad and torch.is_grad_enabled() or in_forward_mode()):
         return Cotangent(value, mask, step)
-    before = step.entered.get(id(value))
+    before: tuple[Tensor, Cotangent] | None = step.entered.get(id(value))
     if before is not None and before[0] is value and _same(before[1].mask, mask):
         cotangent = before[1]
         cotangent.step = step

@@ -81,7 +81,7 @@ class _Precheck:
         _, unpack_hook, saved, condition = place
         for node in nodes:
             try:
-                tensor = saved(node) if unpack_hook(node) is None else None
+                tensor: Any = saved(node) if unpack_hook(node) is None else None
                 facts = _facts(tensor)
                 if (
                     (facts in _USUAL or facts in _NUMBERS and not tensor.dim())

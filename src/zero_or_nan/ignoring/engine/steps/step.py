@@ -59,7 +59,7 @@ class Step:
         self._watching: Watching | None = None
 
     @property
-    def entered(self) -> dict[int, tuple[Tensor, Cotangent]]:
+    def entered(self) -> Any:
         """Each tensor that entered a step of this pass, with its cotangent."""
         return self.owner.entered
 
