@@ -12,7 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from ..masks.mask import Mask
+from ..masks.cotangent import without_nan
+from ..masks.mask import Mask, reduced, was_broadcast
 from .conditions import ALWAYS, NEVER, Condition
 from .fills import is_fill
 from .graph import forward_class, function_of
@@ -48,10 +49,6 @@ class Function:
         fills: how to recognize a node with which the derivative fills in zeros that mean nothing, as for a norm of 0:
             the functions ahead of that node, as in "MaskedFill(Div(Norm))". See the module `fills`.
         fills_if: the nodes that do so, of those that `fills` describes. None means all of them.
-        uses: gives the elements of an elementwise function's result that depend on an argument, if the derivative
-            does not show them: for each argument of a node a mask that can be expanded to the shape of the result, or
-            None if all elements depend on it. If this holds for all arguments, it gives None in place of the masks.
-        mixes: gives the dimensions of a node's tensors along which `derivative` mixes elements. None means all.
     """
 
     selects: bool | Callable[[Any], bool] = False
@@ -65,22 +62,12 @@ class Function:
     derivative_if: Callable[[Any], bool] | None = None
     fills: tuple[str, ...] = ()
     fills_if: Callable[[Any], bool] | None = None
-    uses: Callable[[Any], Sequence[Mask] | None] | None = None
-    mixes: Callable[[Any], Sequence[int]] | None = None
 
     def may_select(self, node: Any) -> bool:
         """Whether the function selects, as it was called at this node. Zeros that a formula fills in select nothing."""
         if self.selects is False or is_fill(node):
             return False
         return self.selects if isinstance(self.selects, bool) else self.selects(node)
-
-    def may_ignore(self, node: Any) -> bool:
-        """Whether the function may ignore an element, as it was called at this node."""
-        return self.may_select(node) or self.used(node) is not None
-
-    def used(self, node: Any) -> Sequence[Mask] | None:
-        """What `uses` gives for a node."""
-        return None if self.uses is None else self.uses(node)
 
     def __post_init__(self) -> None:
         for condition in (self.safe_if, *self.safe_if_saved.values()):
@@ -109,23 +96,19 @@ class Transfer:
 
     Attributes:
         follow: the function that gives the masks. It is called as `follow(node, grad, mask, results)` with a cotangent,
-            its mask, and the result of the derivative for each edge. A result is None if nobody needs the mask of its
-            edge. `follow` returns a mask, or None, for each edge.
+            its mask, and the result of the derivative for each edge. It returns a mask for each edge, which may be
+            expanded, or reduced by what was broadcast, to the shape of the result. It is not called if all elements
+            count and the function selects nothing.
         reads: the attributes of the saved tensors that `follow` reads.
         only_if: a condition on the node. None means all nodes.
-        repair: the function that repairs the results if the saved tensors are not safe. It is called as
-            `repair(node, grad, mask, results)`, and writes into the results. If there is none, such a derivative is
-            interpreted.
-        repair_if: the nodes that `repair` can handle. None means all nodes.
-        repair_reads: the attributes of the saved tensors that `repair` reads.
+        is_repaired: the nodes whose result is right with 0 in place of each NaN that doesn't count, also if the saved
+            tensors are not safe: those of elementwise functions. Other such derivatives are interpreted.
     """
 
     follow: Callable[[Any, torch.Tensor, Mask, Sequence[Any]], Sequence[Mask]]
     reads: tuple[str, ...] = ()
     only_if: Callable[[Any], bool] | None = None
-    repair: Callable[[Any, torch.Tensor, torch.Tensor, Sequence[Any]], None] | None = None
-    repair_if: Callable[[Any], bool] | None = None
-    repair_reads: tuple[str, ...] = ()
+    is_repaired: Callable[[Any], bool] | None = None
 
     always_runs: ClassVar[bool] = False
     on_cotangents: ClassVar[bool] = False
@@ -134,7 +117,7 @@ class Transfer:
     @cached_property
     def without_repair(self) -> Transfer:
         """The transfer for a node whose saved tensors are safe."""
-        return self if self.repair is None else replace(self, repair=None)
+        return self if self.is_repaired is None else replace(self, is_repaired=None)
 
     def after(
         self,
@@ -156,23 +139,33 @@ class Transfer:
             wanted: the same results, with None for each edge whose mask is not needed.
         """
         (grad,), (mask,) = arriving, masks
-        if self.repair is not None and mask is not None:
+        if self.is_repaired is not None and mask is not None:
             if owner.count is not None:
                 owner.count.see(node, masks)
-            self.repair(node, grad, mask, results)
-        return results, self.follow(node, grad, mask, wanted)
+            if results[0] is not None:
+                without_nan(results[0], mask)
+        if mask is None and not function.may_select(node):
+            return results, [None] * len(results)
+        return results, list(map(_fitted, self.follow(node, grad, mask, wanted), wanted))
 
     def may_follow(self, node: Any, trusted: bool) -> bool:
         """True if plain PyTorch can run a node's derivative. `trusted`: the precheck found the node safe."""
         metadata = node._input_metadata[0]
         if metadata.is_nested_tensor or not metadata.dtype.is_floating_point:
             return False
-        if not trusted and (self.repair is None or self.repair_if is not None and not self.repair_if(node)):
+        if not trusted and (self.is_repaired is None or not self.is_repaired(node)):
             return False
-        for name in self.reads if trusted else self.reads + self.repair_reads:
+        for name in self.reads:
             if getattr(getattr(node, name, None), "unpack_hook", node) is not None:
                 return False  # a hook would compute the tensor again, or fetch it; before 2.10 there may be one
         return self.only_if is None or self.only_if(node)
+
+
+def _fitted(mask: Mask, result: Any) -> Mask:
+    """The mask of a result, in its shape."""
+    if mask is None or result is None:
+        return None
+    return mask.expand(result.shape) if was_broadcast(mask.shape, result.shape) else reduced(mask, result.shape)
 
 
 TRANSFERS: dict[str, Transfer] = {}

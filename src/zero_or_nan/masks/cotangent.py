@@ -19,7 +19,7 @@ Three invariants hold for every `Cotangent`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,11 +27,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.masked import MaskedTensor
 from torch.nn import Parameter
 
-from .mask import Mask, all_count, everywhere, nothing_counts, put_where_ignored, put_zeros
+from .mask import Mask, all_count, everywhere
 from .numbers import has_nan, is_number, is_sparse, is_wrapped, stored, unwrapped, values_of, with_values
-
-CHUNK = 1 << 16
-"""The number of elements that are repaired at a time: a quarter of a megabyte of float32."""
 
 
 class NotFollowed(Exception):
@@ -41,38 +38,8 @@ class NotFollowed(Exception):
     """
 
 
-class Run(Protocol):
-    """The derivative call that a cotangent belongs to, as the cotangent sees it. `engine.steps` has the classes.
-
-    Attributes:
-        node: the node of the graph whose derivative runs.
-        entered: if the pass is recorded, each tensor between the nodes, with the cotangent that it became.
-        is_anothers: whether the derivative is code that was not written for PyTorch itself.
-        is_over: whether the call has ended. A graph of the gradient may have saved some of its cotangents.
-        on_cotangents: whether the derivative gets cotangents, and may return cotangents, in place of plain tensors.
-        selects: whether a zero that the derivative writes means "not selected".
-        makes_up_zeros: whether `zeros_like(cotangent)` is the gradient of an input on which the result does not depend.
-    """
-
-    is_anothers: bool
-    is_over: bool
-    on_cotangents: bool
-    node: Any
-
-    @property
-    def entered(self) -> dict[int, tuple[Tensor, Cotangent]]: ...
-
-    @property
-    def selects(self) -> bool: ...
-
-    @property
-    def makes_up_zeros(self) -> bool: ...
-
-    def where_unordered(self, condition: Tensor) -> Mask:
-        """The elements at which a condition of the derivative compared a NaN; None if there are none."""
-
-    def failed(self, operator: str, error: Exception) -> None:
-        """Report an operator that could not be followed. From there on the gradient is plain PyTorch's."""
+Run = Any
+"""The derivative call that a cotangent belongs to: a step of `engine.steps`, which these files can't import."""
 
 
 class Cotangent(Tensor):
@@ -296,50 +263,8 @@ def nothing(like: Any) -> Cotangent:
 
 def without_nan(value: Tensor, mask: Tensor) -> None:
     """Write 0 over each NaN that does not count, in place."""
-    spare = None
-    for part, counts in _in_cache(value, mask):
-        if part.is_cpu and not has_nan(part):
-            continue
-        if part.numel() == CHUNK and nothing_counts(counts):  # then no copy is needed
-            torch.nan_to_num(part, 0.0, torch.inf, -torch.inf, out=part)
-            continue
-        if spare is None or spare.shape != part.shape:
-            spare = torch.empty_like(part)
-        torch.nan_to_num(part, 0.0, torch.inf, -torch.inf, out=spare)
-        put_where_ignored(part, counts, spare)
-
-
-def _in_cache(value: Tensor, mask: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Large tensors in parts that stay in the processor's cache while they are checked and repaired."""
-    if value.numel() <= CHUNK or value.device.type != "cpu" or not (value.is_contiguous() and mask.is_contiguous()):
-        return ((value, mask),)
-    return zip(torch.split(value.view(-1), CHUNK), torch.split(mask.view(-1), CHUNK), strict=True)
-
-
-def clear_lost_rows(value: Tensor, counts: Tensor, row: Any) -> bool:
-    """Write 0 over each row that has a NaN and does not count. True if another row has a NaN.
-
-    Args:
-        value: plain PyTorch's result, changed in place.
-        counts: True for each row with an element that counts.
-        row: the dimensions of a row. They have size 1 in `counts`.
-    """
-    total = value.sum(row, keepdim=True)
-    kept = total == total  # False for NaN
-    put_zeros(value, counts | kept)
-    return not all_count(kept.logical_or_(counts.logical_not()))
-
-
-def write_over(results: Iterable[Any], repaired: Iterable[Any]) -> None:
-    """Copy the repaired results over a derivative's results, in place."""
-    for result, better in zip(results, repaired, strict=True):
-        if result is not None:
-            result.copy_(better)
-
-
-def write_over_nan(result: Tensor, repaired: Tensor) -> None:
-    """Replace each NaN of a derivative's result by the repaired element, in place. Other elements keep their bits."""
-    torch.where(result == result, result, repaired, out=result)
+    if not value.is_cpu or has_nan(value):
+        torch.where((value == value).logical_or_(mask), value, value.new_zeros(()), out=value)
 
 
 def is_finite(thing: Any) -> bool:

@@ -89,19 +89,9 @@ def all_count(mask: Mask) -> bool:
     return bool(small.all())
 
 
-def nothing_counts(mask: Tensor) -> bool:
-    """True if every element is ignored."""
-    return not bool(_any(core(mask)))
-
-
 def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
     """The mask in another shape with as many elements. If possible, the last dimensions stay expanded."""
     shape = tuple(shape)
-    if -1 in shape:
-        others = 1
-        for size in shape:
-            others *= size if size != -1 else 1
-        shape = tuple(mask.numel() // max(others, 1) if size == -1 else size for size in shape)
     if mask.shape == shape:
         return mask
     steps = mask.stride()
@@ -120,35 +110,19 @@ def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
     if inner > 1:
         outer = mask.as_strided((*mask.shape[:kept], constant // inner), (*steps[:kept], 0))
         return outer.reshape(*shape[:new], *(1,) * (len(shape) - new)).expand(shape)
-    if constant > 1 and shape[-1] % constant == 0 and mask.is_cpu:  # attention heads are joined again
-        groups = mask.as_strided(mask.shape[:kept], steps[:kept]).reshape(-1, shape[-1] // constant)
-        if bool((groups == groups[:, :1]).all()):
-            return groups[:, 0].reshape(*shape[:-1], 1).expand(shape)
     return mask.reshape(shape)
 
 
 def and_whatever_is_not_0(mask: Tensor, values: Tensor) -> Tensor:
     """The mask, with True at each element that is not 0. If these elements count anyway, the mask stays expanded."""
-    if mask.numel() >= MANY and mask.stride(-1) == 0 and values.stride(-1) == 1 and _bits(values) is not None:
+    as_written = values.is_cpu and not values.is_conj() and not values.is_neg()
+    if as_written and mask.numel() >= MANY and mask.stride(-1) == 0 and values.stride(-1) == 1:
         small = core(mask)
         alike = [d for d in range(mask.dim()) if small.shape[d] != mask.shape[d]]
         found = values.view(torch.uint8).amax(alike, keepdim=True)  # as bytes, -0.0 is found too
         if all_count((found == 0) | small):
             return mask
     return mask | (values != 0)
-
-
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _bits(values: Tensor) -> torch.dtype | None:
-    """The integer dtype as which the values can be viewed, if that pays; else None.
-
-    On a CPU `where` branches at each element. An integer product takes a third of the time if the mask consists of
-    whole rows, and a fifth if it has no order. A product of floats would not do: NaN times 0 is NaN.
-    """
-    as_written = values.is_cpu and values.numel() >= MANY and not values.is_conj() and not values.is_neg()
-    return _BITS.get(values.element_size()) if as_written else None
 
 
 def only(counts: Tensor, values: Tensor) -> Tensor:
@@ -160,11 +134,7 @@ def only(counts: Tensor, values: Tensor) -> Tensor:
         counts: a mask whose shape expands to that of the values.
         values: plain, of any dtype.
     """
-    bits = _bits(values)
-    if bits is None:
-        result = torch.where(counts, values, values.new_zeros(()))
-    else:
-        result = (values.view(bits) * counts.to(bits)).view(values.dtype)
+    result = torch.where(counts, values, values.new_zeros(()))
     if result.stride() == values.stride():
         return result
     if _overlaps(values):
@@ -180,37 +150,6 @@ def _overlaps(values: Tensor) -> bool:
             return True
         last += (size - 1) * step
     return False
-
-
-def put_zeros(values: Tensor, counts: Tensor) -> None:
-    """Write zeros over the values that don't count.
-
-    Args:
-        values: plain, changed in place.
-        counts: a mask whose shape expands to that of the values.
-    """
-    bits = _bits(values)
-    if bits is None:
-        values.masked_fill_(counts.logical_not(), 0)
-    else:
-        values.view(bits).mul_(counts.to(bits))
-
-
-def put_where_ignored(values: Tensor, counts: Tensor, others: Tensor) -> None:
-    """Write `others` over the values that don't count.
-
-    Args:
-        values: plain, changed in place.
-        counts: a mask whose shape expands to that of the values.
-        others: of the shape and dtype of the values. This function overwrites it.
-    """
-    bits = _bits(values)
-    if bits is None:
-        torch.where(counts, values, others, out=values)
-    else:
-        here, there = values.view(bits), others.view(bits)
-        # counts - 1 has all bits set where an element is ignored, and none elsewhere: XOR exchanges only the former.
-        here.bitwise_xor_(there.bitwise_xor_(here).bitwise_and_(counts.to(bits).sub_(1)))
 
 
 def full(mask: Mask, like: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from zero_or_nan.ignoring import Cotangent
-from zero_or_nan.masks.cotangent import CHUNK
 
 VALUE = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
 MASK = [[False, True], [True, False]]
@@ -83,14 +82,3 @@ def test_a_strided_view_of_a_value_with_gaps_in_memory(size, stride, offset):
     value = torch.zeros(12).as_strided((2, 2), (5, 2), 1).copy_(VALUE)
     view = Cotangent(value, torch.tensor(MASK)).as_strided(size, stride, offset)
     assert torch.equal(view.mask, view.value != 0)
-
-
-@pytest.mark.parametrize("used", [
-    torch.arange(2 * CHUNK + 3) % 2 == 0, torch.arange(3 * CHUNK) >= 2 * CHUNK, torch.arange(3 * CHUNK) > CHUNK + 5
-], ids=["mixed", "in order", "in order, within a part"])  # fmt: skip
-def test_a_large_cotangent_is_fixed_in_all_its_parts(used):
-    factor = torch.where(used, 3.0, float("nan"))
-    factor[-1] = float("nan")
-    product = Cotangent(used.float(), used) * factor
-    assert product.value[-1].isnan()
-    assert torch.equal(product.value[:-1], torch.where(used, 3.0, 0.0)[:-1])

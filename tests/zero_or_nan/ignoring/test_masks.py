@@ -14,8 +14,6 @@ from zero_or_nan.masks.mask import (
     both,
     core,
     only,
-    put_where_ignored,
-    put_zeros,
     reshaped,
 )
 
@@ -40,7 +38,7 @@ def test_a_mask_says_the_same_in_its_smallest_shape():
         assert torch.equal(core(mask).expand(mask.shape), mask)
         sizes = (1 if step == 0 else size for size, step in zip(mask.shape, mask.stride(), strict=True))
         assert core(mask).numel() == math.prod(sizes)
-        assert masks.nothing_counts(mask) == (not bool(mask.any())) and masks.all_count(mask) == bool(mask.all())
+        assert masks.all_count(mask) == bool(mask.all())
         assert bool(anywhere(mask)) == bool(dense.any())
         for count in range(1, mask.dim() + 1):
             for dims in itertools.combinations(range(-mask.dim(), 0), count):
@@ -57,12 +55,9 @@ def test_a_mask_says_the_same_in_its_smallest_shape():
 
 def test_reshaped():
     for mask in MASKS:
-        sizes = [4, 3, 2, 8, 16, 256, 1, -1]
-        for shape in itertools.chain([(mask.numel(),), (-1,)], itertools.product(sizes, repeat=3)):
-            known = math.prod(size for size in shape if size != -1)
-            if shape.count(-1) > 1 or mask.numel() % known or (-1 not in shape and known != mask.numel()):
-                continue
-            assert torch.equal(reshaped(mask, shape), mask.contiguous().reshape(shape))
+        for shape in itertools.chain([(mask.numel(),)], itertools.product([4, 3, 2, 8, 16, 256, 1], repeat=3)):
+            if math.prod(shape) == mask.numel():
+                assert torch.equal(reshaped(mask, shape), mask.contiguous().reshape(shape))
 
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.int64]
@@ -92,12 +87,6 @@ def test_what_counts_is_kept_and_zeros_or_others_are_put_elsewhere(dtype, broadc
         kept = only(counts, values)
         assert torch.equal(all_bits(kept), all_bits(zeroed)) and kept.data_ptr() != values.data_ptr()
         assert kept.stride() == values.stride() and kept.dtype is dtype
-        others = torch.randn(values.shape, dtype=torch.float64).to(dtype)
-        replaced = torch.where(counts, values, others)
-        put_where_ignored(values, counts, others)
-        assert torch.equal(all_bits(values), all_bits(replaced))
-        put_zeros(values, counts)
-        assert torch.equal(all_bits(values), all_bits(zeroed))
 
 
 def test_only_what_counts_of_windows_that_overlap():
@@ -125,7 +114,3 @@ def test_what_is_only_said_to_be_conjugate_or_negative():
         kept = torch.where(rows, said(numbers), 0)
         assert torch.equal(only(rows, said(numbers)), kept)
         assert torch.equal(and_whatever_is_not_0(rows.expand(64, 64), said(kept)), rows.expand(64, 64))
-        for write in (put_zeros, lambda values, counts: put_where_ignored(values, counts, torch.zeros_like(values))):
-            written = said(numbers.clone())
-            write(written, rows)
-            assert (written.is_conj() or written.is_neg()) and torch.equal(written, kept)

@@ -11,9 +11,8 @@ from programs import Program, programs
 from sample import examples
 
 from zero_or_nan import ignoring
-from zero_or_nan.functions.families import attention, products
+from zero_or_nan.functions.families import products
 from zero_or_nan.ignoring.engine import passes, plan, precheck
-from zero_or_nan.masks import cotangent
 from zero_or_nan.masks import mask as masks
 
 properties = settings(
@@ -45,14 +44,9 @@ def way(request, monkeypatch):
         monkeypatch.setattr(plan, "SKIPS", False)
         monkeypatch.setattr(plan, "USES_TRANSFERS", False)
     elif request.param == "as if large":
-        for module, name in [
-            (masks, "MANY"),
-            (cotangent, "CHUNK"),
-            (precheck, "WORTH_REMEMBERING"),
-            (attention, "WORTH_LEAVING_OUT"),
-        ]:
+        for module, name in [(masks, "MANY"), (precheck, "WORTH_REMEMBERING")]:
             monkeypatch.setattr(module, name, 2)
-        for module, name in [(products, "CHEAP"), (attention, "SHORT"), (precheck, "SMALL")]:
+        for module, name in [(products, "CHEAP"), (precheck, "SMALL")]:
             monkeypatch.setattr(module, name, 0)
         monkeypatch.setattr(products, "MOST", 1)
 

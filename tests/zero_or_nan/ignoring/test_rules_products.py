@@ -111,6 +111,7 @@ NUMBERS = {
     "NaN and inf in both": ([0.0, 1.0, -2.0, nan, inf, -inf], [0.0, 1.0, -1.0, nan, inf, -inf]),
     "NaN in many": ([1.0, nan], [2.0, nan]),
     "NaN in the saved one": ([0.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0, nan]),
+    "inf in the saved one": ([0.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0, inf]),
 }
 
 

@@ -8,9 +8,8 @@ and softmax.
 Queries and keys mix their features, so their rows count as a whole. Column j of the output needs only column j of the
 values, so a column of the values counts if a query of the sequence counts in this column.
 
-What doesn't count is removed before the kernel runs. For whole elements of the batch, the kernel runs on the other
-elements. A single query, key, or column of values is replaced by 0. If that leaves a NaN, and queries count in
-different columns, the kernel runs for each kind of column.
+Before the kernel runs, each query, key, or column of values that doesn't count is replaced by 0. If that leaves a NaN,
+and queries count in different columns, the kernel runs for each kind of column.
 """
 
 from __future__ import annotations
@@ -26,21 +25,18 @@ from torch import Tensor
 from ...masks.cotangent import (
     Cotangent,
     NotFollowed,
-    clear_lost_rows,
     mask_of,
     prefer_exact,
     unwrap,
     wrap,
-    write_over,
     zero_ignored,
 )
-from ...masks.mask import Mask, anywhere, core, everywhere, full, only, reduced
-from ...masks.numbers import any_nan, is_number, total
+from ...masks.mask import Mask, anywhere, core, full, only, reduced
+from ...masks.numbers import any_nan
 from ..conditions import ALWAYS, MODERATE, Condition
 from ..graph import forward_class
 from ..numerics import numerics
 from ..registry import derivative, function, rule, transfer
-from .products import taken
 
 LOWEST = -1e4
 """A logsumexp below this is one of a query whose scores are all very low, as a mask of `finfo.min` makes them.
@@ -71,19 +67,11 @@ numerics("_transformer_encoder_layer_fwd _native_multi_head_attention", ignores_
 # These may have sequences one after another, and memory after the last one that no kernel writes to.
 function("EfficientAttention FlashAttention", selects=True)
 
-WORTH_LEAVING_OUT = 10_000
-"""From this number of elements on, it pays to take ignored elements of the batch out, rather than set them to 0."""
-
-SHORT = 128
-"""Up to this number of keys, running the kernel on all elements is as fast as taking some of them out."""
-
 FLASH = "aten::_flash_attention_backward"
 
 COMMON_NAMES = {"grad_out": "grad", "grad_out_": "grad", "attn_mask": "bias", "attn_bias": "bias"}
 
 PER_HEAD = ("grad", "query", "key", "value", "out")
-
-CPU: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 TOKENS_FIRST = ("aten::_efficient_attention_backward", FLASH)
 """These have the tokens before the heads, and may have sequences of different lengths one after another."""
@@ -187,7 +175,7 @@ def attention_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The gradients of query, key, value and bias."""
     call = Call.of(op, args, kwargs)
     mask = mask_of(args[0])
-    results: list[Any] = _of_used_elements(call, None if mask is None else call.turned(mask))
+    results: list[Any] = _of_used_tokens(call, None if mask is None else call.turned(mask))
     for number, result in enumerate(results[:3]):
         mask = None if result.mask is None else call.turned_back(result.mask)
         results[number] = Cotangent(call.turned_back(result.value), mask)
@@ -221,97 +209,29 @@ def of_shared_heads(mask: Tensor, shared: int) -> Tensor:
     return torch.unflatten(mask, 1, (shared, -1)).any(2)
 
 
-def is_short(node: Any) -> bool:
-    """True if there are so few keys that a run of the kernel on all of them is cheap."""
-    query, key = node._saved_query, node._saved_key
-    return bool(key.shape[2] <= SHORT or query.numel() + key.numel() < WORTH_LEAVING_OUT)
-
-
-def repair_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Write 0 over what doesn't count. If that leaves a NaN, run the kernel again, without what doesn't count."""
-    is_left = False
-    for result, counts, dim in zip(results, counting(mask, node._saved_key.shape[1]), (-1, -1, -2), strict=True):
-        is_left |= result is not None and clear_lost_rows(result, counts, dim)
-    if is_left:
-        names = "query key value out logsumexp dropout_p is_causal bias scale".split()
-        own = {"out": "output", "bias": "attn_mask"}
-        call = Call(CPU, {"grad": grad} | {name: getattr(node, f"_saved_{own.get(name, name)}") for name in names})
-        write_over(results, unwrap(_of_used_tokens(call, mask)))
-
-
-@transfer(
-    "ScaledDotProductFlashAttentionForCpu",
-    reads=("_raw_saved_query", "_raw_saved_key"),
-    only_if=is_short,
-    repair=repair_attention,
-    repair_reads=("_raw_saved_value", "_raw_saved_attn_mask", "_raw_saved_output", "_raw_saved_logsumexp"),
-)
-def _attention(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+@transfer("ScaledDotProductFlashAttentionForCpu", reads=("_raw_saved_key",))
+def _attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
     """Each query uses all keys, and each key goes to all queries."""
-    if mask is None:
-        return [None] * len(results)
-    return [
-        None if result is None else counts.expand(result.shape)
-        for counts, result in zip(counting(mask, node._saved_key.shape[1]), results, strict=True)
-    ]
-
-
-# Elements of the batch.
-
-
-def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
-    """The gradients, computed from the elements of the batch that the loss uses."""
-    # What dropout drops depends on the size of the batch, and the gradient of a bias may be a sum over the batch.
-    if mask is None or call["dropout_p"] or call.wants_bias or mask.numel() < WORTH_LEAVING_OUT:
-        return _of_used_tokens(call, mask)
-    used = anywhere(mask, (1, 2, 3))
-    places = used.nonzero()[:, 0]
-    if not len(places):
-        return [Cotangent(torch.zeros_like(t), everywhere(False, t)) for t in map(call.__getitem__, PER_HEAD[1:4])]
-    if len(places) == len(used) or len(places) * call["key"].shape[1] == 1:
-        # Each of PyTorch's threads takes a head. A single head is shared by all threads, which rounds differently.
-        return _of_used_tokens(call, mask)
-    per_element = [name for name in (*PER_HEAD, "logsumexp", "bias") if _has_elements(call[name], len(used))]
-    part = call.with_(**{name: taken(call[name], places) for name in per_element})
-    results = _of_used_tokens(part, taken(core(mask), places).expand(part["grad"].shape))
-    for number, result in enumerate(results):
-        value, found = _put(result.value, used), _put(core(full(result.mask, result.value)), used)
-        results[number] = Cotangent(value, found.expand(value.shape))
-    return results
-
-
-def _has_elements(tensor: Tensor | None, count: int) -> bool:
-    return tensor is not None and tensor.dim() > 2 and tensor.shape[0] == count
-
-
-def _put(part: Tensor, used: Tensor) -> Tensor:
-    """The elements of a part of the batch at their places, and 0 at the places that are not used."""
-    origin = (used.cumsum(0) - 1).clamp(min=0)
-    return taken(part, origin).masked_fill_(used.logical_not().view(-1, *[1] * (part.dim() - 1)), 0)
+    return counting(mask, node._saved_key.shape[1])
 
 
 # Queries, keys and values.
 
 
 def _of_used_tokens(call: Call, mask: Mask) -> list[Any]:
-    """The gradients, by the kernel: on the saved tensors if they are finite, then without what doesn't count."""
+    """The gradients, by the kernel, without what doesn't count."""
     if mask is None and call.starts is None:
         return list(wrap(call()))
     mask = full(mask, call["grad"])
-    is_finite = is_number(total(call["query"]) + total(call["key"]) + total(call["value"]))
-    results = _of_run(call, mask) if is_finite else None
-    if results is None or any_nan(unwrap(results)):
-        results = _of_run(call, mask, cleaned=True)
-        if any_nan(unwrap(results)):
-            results = _by_columns(call, mask, results)
-    return results
+    results = _of_run(call, mask)
+    return _by_columns(call, mask, results) if any_nan(unwrap(results)) else results
 
 
-def _of_run(call: Call, mask: Tensor, cleaned: bool = False) -> list[Any]:
-    """The gradients by one run of the kernel, with their masks. `cleaned`: without what doesn't count."""
+def _of_run(call: Call, mask: Tensor) -> list[Any]:
+    """The gradients by one run of the kernel, without what doesn't count, and their masks."""
     sequences, bias = call.sequences, call["bias"]
     masks = counting(mask, call["key"].shape[1], sequences)
-    values = (_cleaned(call, mask, *masks) if cleaned else call)()
+    values = _cleaned(call, mask, *masks)()
     if sequences is not None:  # no kernel has written to memory that belongs to no sequence
         values[:3] = [value.masked_fill(~counts, 0) for value, counts in zip(values, masks, strict=False)]
     if call.wants_bias:
@@ -331,7 +251,7 @@ def _by_columns(call: Call, mask: Tensor, results: list[Any]) -> list[Any]:
     parts = [small & (kind_of_column == number) for number in kinds.any(0).nonzero()[:, 0]]
     if len(parts) <= 1:
         return results
-    runs = [_of_run(call.with_(grad=only(part, call["grad"])), part.expand(mask.shape), cleaned=True) for part in parts]
+    runs = [_of_run(call.with_(grad=only(part, call["grad"])), part.expand(mask.shape)) for part in parts]
     sums = [functools.reduce(torch.add, each) for each in zip(*runs, strict=True)]
     return list(prefer_exact(unwrap(results), sums))
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ...masks.cotangent import Cotangent, mask_of, prefer_exact, unwrap, wrap
 from ...masks.mask import anywhere, full
-from ...masks.numbers import all_finite, has_nan
+from ...masks.numbers import has_nan
 from ..conditions import MODERATE
 from ..numerics import numerics
 from ..registry import derivative, function, rule
@@ -72,9 +72,21 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
         return result
 
     if type(saved) is Cotangent or type(weight) is Cotangent:  # a derivative of a derivative
-        return _convolution_of_two(exact, grad, saved, weight, to_input, to_weight, wanted)
+        masked = [
+            product_of_two(to_input, grad, weight) if wanted[0] else None,
+            product_of_two(to_weight, grad, saved) if wanted[1] else None,
+            grad.sum([0, *range(2, grad.dim())]) if wanted[2] else None,
+        ]
+        return tuple(e if c is None else prefer_exact(e, c) for e, c in zip(exact, masked, strict=True))
+
+    def masked_by(counts: Tensor, exact: Tensor, apply: Apply, factor: Tensor) -> Cotangent:
+        if has_nan(exact):
+            exact = torch.where(exact.isfinite(), exact, bilinear(apply, grad, factor))
+        return Cotangent(exact, counts)
+
     mask = full(grad.mask, grad.value)
-    results: list[Any] = list(wrap(exact))
+    channel = anywhere(mask, [0, *range(2, mask.dim())])
+    results: list[Any] = [None, None, Cotangent(exact[2], channel) if wanted[2] else None]
     if wanted[0]:
         # Which elements does a used element reach? Ask with one channel in each group, and a kernel of ones. In
         # float32, because half precision would underflow.
@@ -84,44 +96,19 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
         reached = to_input(reach, ones) > 0.5
         members = saved.shape[1] // groups
         reached = reached.expand(saved.shape) if groups == 1 else reached.repeat_interleave(members, 1)
-        is_plain = all_finite(weight) or not has_nan(exact[0])
-        value = exact[0] if is_plain else _repaired(exact[0], bilinear(to_input, grad, weight))
-        results[0] = Cotangent(value, reached)
-    if grad.mask is None:
-        return tuple(results)
+        results[0] = masked_by(reached, exact[0], to_input, weight)
     if wanted[1]:
-        channel = anywhere(mask, [0, *range(2, mask.dim())])
         shape = weight.shape
         if transposed:
             channel = channel.reshape(groups, 1, -1).expand(groups, shape[0] // groups, shape[1]).reshape(shape[:2])
         channel = channel.reshape(*channel.shape, *(1,) * (weight.dim() - channel.dim())).expand(shape)
-        value = exact[1] if not has_nan(exact[1]) else _repaired(exact[1], bilinear(to_weight, grad, saved))
-        results[1] = Cotangent(value, channel)
-    if wanted[2]:
-        results[2] = Cotangent(exact[2], anywhere(mask, [0, *range(2, mask.dim())]))
+        results[1] = masked_by(channel, exact[1], to_weight, saved)
     return tuple(results)
-
-
-def _convolution_of_two(
-    exact: Any, grad: Cotangent, saved: Any, weight: Any, to_input: Apply, to_weight: Apply, wanted: Any
-) -> Any:
-    """The same if one of the saved tensors is a cotangent."""
-    masked = [
-        product_of_two(to_input, grad, weight) if wanted[0] else None,
-        product_of_two(to_weight, grad, saved) if wanted[1] else None,
-        grad.sum([0, *range(2, grad.dim())]) if wanted[2] else None,
-    ]
-    return tuple(e if c is None else prefer_exact(e, c) for e, c in zip(exact, masked, strict=True))
 
 
 def _convolution(args: Any) -> Any:
     """The arguments after the weight. `convolution_backward_overrideable` has no `bias_sizes`: add None."""
     return args if len(args) == 8 else (None, *args)
-
-
-def _repaired(exact: Tensor, masked: Tensor) -> Tensor:
-    """Plain PyTorch's elements where they are finite, and the masked ones elsewhere."""
-    return torch.where(exact.isfinite(), exact, masked)
 
 
 # Operators that are called if the derivative of a convolution is differentiated again.

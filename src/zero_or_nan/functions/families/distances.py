@@ -33,6 +33,8 @@ function("Renorm", selects=True, compares=True)
 function("Dist", fills=("MaskedFill(Div(Dist))", "MaskedFill(Div(Pow(Dist)))"))
 function("EuclideanDist", fills=("MaskedFill(Div(EuclideanDist))",))
 
+aten = torch.ops.aten
+
 numerics("norm", grows=True, section="undefined")
 numerics("linalg_vector_norm", grows=True)
 
@@ -79,35 +81,18 @@ def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distanc
 
 @rule("_pdist_backward")
 def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) -> Any:
-    """The same as `cdist`, with each pair once. A row and itself are not a pair, so the diagonal is ignored."""
+    """By `cdist` of the rows with themselves, so each pair comes twice. A row and itself are not a pair."""
     exact = op(unwrap(grad), x, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
+    upper = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
 
-    def is_used(rows: Tensor) -> Tensor:
-        """True for each row with a pair that counts: 0 is in the pairs 0 to n - 2, 1 in 0 and n - 1 to 2n - 4."""
-        rows, others = rows.unsqueeze(1), torch.arange(len(x), device=x.device)
-        low, high = torch.minimum(rows, others), torch.maximum(rows, others)
-        pairs = low * (2 * len(x) - low - 1) // 2 + high - low - 1
-        counts: Tensor = grad.mask[pairs] & (low != high)
-        return counts.any(1)
+    def square(entries: Tensor) -> Tensor:
+        half = entries.new_zeros(upper.shape).masked_scatter_(upper, entries)
+        return half + half.mT
 
-    lost = x.isfinite().all(1).logical_not().nonzero()[:, 0]
-    of_used = x.index_fill(0, lost[is_used(lost).logical_not()], 0)
-    if all_finite(of_used):
-        without = op(unwrap(grad), of_used, p, only(grad.mask, distance))
-        if not has_nan(without):
-            used = (without != 0).any(1)
-            rest = used.logical_not().nonzero()[:, 0]
-            used[rest] = is_used(rest)
-            return prefer_exact(exact, Cotangent(without, used.unsqueeze(1).expand(x.shape)))
-    first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
-
-    def square(entries: Any) -> Any:
-        upper = entries.new_zeros((len(x), len(x))).index_put((first, second), entries).triu(1)
-        return upper + upper.mT
-
-    return prefer_exact(exact, (square(grad).unsqueeze(-1) * _directions(x, x, p, square(distance))).sum(-2))
+    twice = Cotangent(square(grad.value), square(grad.mask))
+    return prefer_exact(exact, cdist_backward(aten._cdist_backward.default, twice, x, x, p, square(distance)))
 
 
 def _directions(x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:

@@ -36,26 +36,19 @@ def _from_left(apply: Callable[[Tensor, Tensor], Tensor], grad: Cotangent, saved
     experts = _Experts(offs, used.device)
     if grad.value.dim() == 3 and saved.dim() == 3:
         counts = used.any(-1, keepdim=True)
-        pairs = used.any(-2), lambda aside: aside.any(-1)
     elif grad.value.dim() == 3:
         counts = experts.each(used.any(-1), saved.shape[-1]).mT
-        pairs = used.any(-2), lambda aside: experts.anywhere(aside.mT)
     elif saved.dim() == 3:
         counts = (used.any(-1) & experts.has(len(used))).unsqueeze(-1)
-        pairs = experts.anywhere(used), lambda aside: aside.any(-1)
     else:
         counts = experts.anywhere(used.mT).unsqueeze(-1)
-        pairs = used.any(0) & experts.has(len(saved)), lambda aside: aside.any(-1)
 
     def written(left: Tensor, right: Tensor) -> Tensor:
         """The product, with 0 where nothing counts, as where the kernel writes nothing."""
         value = apply(left, right)
         return value if bool(counts.all()) else value.masked_fill_(~counts, 0)
 
-    def never_meet(mask: Tensor, aside: Tensor) -> bool:
-        return not bool((pairs[0] & pairs[1](aside)).any())
-
-    value = bilinear(written, Cotangent(grad.value, used), saved, never_meet)
+    value = bilinear(written, Cotangent(grad.value, used), saved)
     return Cotangent(value, counts.expand(value.shape))
 
 

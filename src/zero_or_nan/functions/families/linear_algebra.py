@@ -17,21 +17,17 @@ So x[0] depends on b[0] alone. An unknown is ignored if all that it is computed 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, unwrap, zero_ignored
-from ...masks.mask import anywhere, full
+from ...masks.mask import Mask, anywhere
 from ...masks.numbers import has_nan
 from ..conditions import FINITE
 from ..numerics import numerics
-from ..record import Rule
 from ..registry import derivative, function, rule
-from .stepwise import within_matrices
 
 function("LuUnpack", selects=True)
 # Of the matrix, a triangle. A result that is finite shows that no pivot was 0 and that no inverse overflowed.
@@ -39,44 +35,6 @@ function("LinalgSolveTriangular TriangularSolve", selects=True, safe_if=FINITE)
 
 numerics("svd", like="linalg_svd")
 numerics("logdet linalg_slogdet", like="slogdet")
-
-
-def _solves(counting: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Rule]:
-    """Make a rule from a function that solves with the matrices of a batch whose result in plain PyTorch has NaN.
-
-    Args:
-        counting: gives the mask of the unknowns from the mask of the right-hand side.
-    """
-
-    def made(solve: Callable[..., Tensor]) -> Rule:
-        @functools.wraps(solve)
-        def solved(op: Any, *given: Any, **kwargs: Any) -> Any:
-            exact = op(*unwrap(given), **kwargs)
-            *factors, b = given
-            if any(mask_of(factor) is not None for factor in factors):
-                raise NotFollowed("is not linear in the matrix")
-            if mask_of(b) is None:
-                return Cotangent(exact)
-            counts = counting(b.mask, **kwargs).expand(exact.shape)
-            if not has_nan(exact):
-                return Cotangent(exact, counts)
-            cleared = zero_ignored(exact.clone(), counts)
-            if not has_nan(cleared.value):
-                return cleared
-            lost = exact.isnan().any(-1).any(-1)
-
-            def part(tensor: Tensor) -> Tensor:
-                inner = tensor.shape[-1:] if tensor.dtype is torch.int32 else tensor.shape[-2:]  # pivots are vectors
-                return tensor.expand(*lost.shape, *inner)[lost]
-
-            of_lost = Cotangent(part(b.value), part(b.mask), b.step)
-            repaired = exact.clone()
-            repaired[lost] = solve(op, *map(part, unwrap(factors)), of_lost, part(exact), **kwargs)
-            return prefer_exact(exact, Cotangent(repaired, counts))
-
-        return solved
-
-    return made
 
 
 def _reached(rows: Tensor, upper: bool, left: bool = True, **_: Any) -> Tensor:
@@ -88,18 +46,27 @@ def _reached(rows: Tensor, upper: bool, left: bool = True, **_: Any) -> Tensor:
 
 
 @rule("linalg_solve_triangular")
-@_solves(_reached)
-def solve_triangular(
-    op: Any, a: Tensor, b: Cotangent, exact: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Tensor:
+def solve_triangular(op: Any, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
     """By the kernel, on matrices with finite numbers alone. Unknowns that use other numbers are as in plain PyTorch."""
+    how: Any = {"upper": upper, "left": left, "unitriangular": unitriangular}
+    exact = op(unwrap(a), unwrap(b), **how)
+    cleared = _solution(exact, a, None if mask_of(b) is None else _reached(b.mask, upper, left))
+    if cleared.mask is None or not has_nan(cleared.value):
+        return cleared
     one = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     bad = a.isfinite().logical_not() | ((a == 0) & (one != 0))  # the diagonal divides
     bad = bad.triu(int(unitriangular)) if upper else bad.tril(-int(unitriangular))
-    counts, bad_ones = _reached(full(b.mask, b.value), upper, left).float(), bad.float()
+    counts, bad_ones = _reached(b.mask, upper, left).float(), bad.float()
     met = bad_ones @ counts if left else counts @ bad_ones
-    finite = op(torch.where(bad, one, a), b.value, upper=upper, left=left, unitriangular=unitriangular)
-    return torch.where(_reached(met, upper, left), exact, finite)
+    finite = op(torch.where(bad, one, a), b.value, **how)
+    return prefer_exact(exact, Cotangent(torch.where(_reached(met, upper, left), exact, finite), cleared.mask))
+
+
+def _solution(exact: Tensor, matrix: Any, counts: Mask) -> Cotangent:
+    """Plain PyTorch's solution, with 0 in place of each NaN that doesn't count."""
+    if mask_of(matrix) is not None:
+        raise NotFollowed("is not linear in the matrix")
+    return zero_ignored(exact.clone(), counts)
 
 
 @rule("triangular_solve")
@@ -121,77 +88,42 @@ def cholesky_solve(op: Any, b: Any, factor: Any, upper: bool = False) -> Any:
     return prefer_exact(exact, torch.linalg.solve_triangular(lower.mH, half, upper=True))
 
 
-def _whole(mask: Tensor, left: bool = True, **_: Any) -> Tensor:
+def _of_columns(mask: Mask, left: bool) -> Mask:
     """All unknowns of a column (or row) count if one element of the right-hand side does."""
-    return anywhere(mask, -2 if left else -1, True)
+    return None if mask is None else anywhere(mask, -2 if left else -1, True)
 
 
 @rule("linalg_lu_solve")
-@_solves(_whole)
-def lu_solve(
-    op: Any, lu: Tensor, pivots: Tensor, b: Any, exact: Tensor, *, left: bool = True, adjoint: bool = False
-) -> Tensor:
-    """By a permutation and two triangular systems."""
-    given = b if left else b.mH
-    # X A = B is the same as the adjoint system A* X* = B*.
-    adjoint = adjoint if left else not adjoint
-    permutation = torch.lu_unpack(lu, pivots, unpack_data=False)[0]
-
-    def solve(matrix: Tensor, right: Any, upper: bool, unit: bool) -> Any:
-        return torch.linalg.solve_triangular(matrix, right, upper=upper, unitriangular=unit)
-
-    if adjoint:
-        half = solve(lu.mH, given, False, False)
-        solution = permutation @ solve(lu.mH, half, True, True)
-    else:
-        half = solve(lu, permutation.mT @ given, False, True)
-        solution = solve(lu, half, True, False)
-    result: Tensor = unwrap(solution if left else solution.mH)
-    return result
+def lu_solve(op: Any, lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool = False) -> Any:
+    """Each column by itself: PyTorch's solution of one that is ignored may be NaN."""
+    exact = op(unwrap(lu), pivots, unwrap(b), left=left, adjoint=adjoint)
+    return _solution(exact, lu, _of_columns(mask_of(b), left))
 
 
 @rule("_linalg_solve_ex")
 def solve_ex(op: Any, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
-    """By the LU factors, which the operator also returns."""
-    exact, *factors, info = op(unwrap(a), unwrap(b), left=left, check_errors=check_errors)
-    if mask_of(b) is None:
-        return Cotangent(exact), *factors, info
-    vector = unwrap(b).dim() == unwrap(a).dim() - 1
-    columns = b.unsqueeze(-1) if vector else b
-    masked = torch.linalg.lu_solve(*factors, columns, left=left)
-    return prefer_exact(exact, masked.squeeze(-1) if vector else masked), *factors, info
+    """The same, with the LU factors, which the operator also returns. One column may be a vector."""
+    exact, *rest = op(unwrap(a), unwrap(b), left=left, check_errors=check_errors)
+    is_vector = unwrap(b).dim() == unwrap(a).dim() - 1
+    return _solution(exact, a, _of_columns(mask_of(b), left and not is_vector)), *rest
 
 
 @rule("ormqr")
 def multiplied_by_reflections(op: Any, reflectors: Any, scales: Any, other: Any, left: bool = True, *args: Any) -> Any:
     """A product with a unitary matrix, which keeps the columns (or rows) apart. Its own derivative is in `stepwise`."""
     value = op(unwrap(reflectors), unwrap(scales), unwrap(other), left, *args)
-    mask = mask_of(other)
-    return zero_ignored(value, None if mask is None else anywhere(mask, -2 if left else -1, True))
+    return zero_ignored(value, _of_columns(mask_of(other), left))
 
 
-@derivative("LinalgDet", mixes=within_matrices)
+@derivative("LinalgDet")
 def determinant(node: Any, grads: Any) -> tuple[Any]:
-    """PyTorch's formula for a gradient that is recorded. It decomposes only singular matrices into singular values.
+    """The transposed inverse times the determinant. At a singular matrix that is finite, PyTorch's own result is kept.
 
-    For a subclass, PyTorch itself decomposes all matrices, and raises an error if an ignored matrix has a NaN.
+    For a subclass, PyTorch's formula decomposes all matrices, and raises an error if an ignored matrix has a NaN.
     """
     (grad,), matrix, value = grads, node._saved_A, node._saved_result
     right = torch.diag_embed((grad * value.conj()).unsqueeze(-1).expand(matrix.shape[:-1])).mT
-    singular = (value.abs() < 100 * torch.finfo(value.dtype).eps) & matrix.isfinite().all(-1).all(-1)
-    if not bool(singular.any()):
-        return (torch.linalg.solve_ex(matrix.mH, right).result,)
-    left, sizes, adjoint = torch.linalg.svd(matrix[singular])
-    sign = (torch.linalg.det(left) * torch.linalg.det(adjoint)).conj()
-    ahead, behind = (
-        torch.cat([torch.ones_like(part[..., :1]), part[..., :-1]], -1).cumprod(-1) for part in (sizes, sizes.flip(-1))
-    )
-    products = (grad[singular] * sign).unsqueeze(-1) * (ahead * behind.flip(-1))  # of all other singular values
-    result = torch.zeros_like(matrix).index_put((singular,), (left * products.unsqueeze(-2)) @ adjoint)
-    regular = singular.logical_not()
-    if bool(regular.any()):
-        result = result.index_put((regular,), torch.linalg.solve_ex(matrix[regular].mH, right[regular]).result)
-    return (result,)
+    return (torch.linalg.solve_ex(matrix.mH, right).result,)
 
 
 @rule("linalg_cross")

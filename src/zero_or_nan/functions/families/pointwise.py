@@ -27,20 +27,20 @@ from ...masks.cotangent import (
     can_carry,
     chosen,
     mask_of,
+    nothing,
     prefer_exact,
     selecting,
     step_of,
     unwrap,
-    without_nan,
     wrap,
     written_mask,
     zero_ignored,
 )
-from ...masks.mask import Mask, both, either, expanded, reduced
+from ...masks.mask import Mask, both, either, expanded
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
-from ..graph import function_of
+from ..graph import function_of, run
 from ..numerics import numerics
-from ..registry import function, rule, transfer
+from ..registry import derivative, function, rule, transfer
 from ..rewrites import rewrite
 
 # Sums, signs, copies and other dtypes.
@@ -70,12 +70,6 @@ def _has_a_small_power(node: Any) -> bool:
     return isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (1, 2, 3, 4)
 
 
-def _used_by_copysign(node: Any) -> Sequence[Mask] | None:
-    """The second argument gives a sign alone. It may be a number."""
-    edges = node.next_functions
-    return (None, torch.tensor(False, device="cpu")) if len(edges) == 2 and edges[1][0] is not None else None
-
-
 function("PreluKernel PreluKernelBackward", selects=True, safe_if=FINITE)
 function("Gelu Hardswish LogSigmoid Mish Silu", safe_if=MODERATE)
 function("Elu", safe_if=MODERATE, scalars=("alpha", "scale"))
@@ -97,11 +91,30 @@ function("Div", safe_if=AWAY_FROM_ZERO, safe_if_saved={"self": MODERATE})
 function("Angle", fills=("Where(None, Mul(Div(Pow(Abs))))",))
 function("Atan2", fills=("MaskedFill(Reciprocal(Add(Mul)))",))
 function("SpecialBesselY1", since="2.15", fills=("Where(None, Sub(SpecialBesselY0))",))
-function("Copysign", safe_if=FINITE, uses=_used_by_copysign, fills=("MaskedFill(Div(Copysign))",))
 function("Sgn", fills=("MaskedFill(Div(Mul(Abs)))",))
 function("Sinc", fills=("Where(None, Mul(Div(Sub(Sin))))",))
 function("SpecialXlog1Py", fills=("MaskedFill(SpecialXlog1Py)",))
 function("Xlogy", fills=("MaskedFill(Xlogy)",))
+
+
+def _has_signs(node: Any) -> bool:
+    """True if the second argument has a gradient."""
+    return [ahead is not None for ahead, _ in node.next_functions[1:]] == [True]
+
+
+@derivative(
+    "Copysign",
+    selects=_has_signs,
+    compares=True,
+    derivative_if=_has_signs,
+    safe_if=FINITE,
+    fills=("MaskedFill(Div(Copysign))",),
+)
+def copysign(node: Any, grads: Any) -> tuple[Any, Any]:
+    """PyTorch's own formula, but the second argument, of which only the sign is read, is ignored."""
+    to_size, to_sign = run(node, *grads)
+    return to_size, nothing(to_sign)
+
 
 # With `eps`, a number near 0 or 1 is replaced.
 
@@ -285,34 +298,17 @@ rewrite(
 rewrite("logit(x)", "x.logit(eps=1e-6)", "the slope at 0 and 1 is 0")
 
 
-def _repair_entries(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Write 0 over ignored NaN."""
-    if results[0] is not None:
-        without_nan(results[0], mask)
-
-
 @transfer(
     """
     Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish LeakyRelu Log Log10 Log1P
     Log2 LogSigmoid Mish Reciprocal Rsqrt Sigmoid Silu Sin Sinh Softplus Sqrt Tan Tanh
     """,
-    repair=_repair_entries,
-    repair_if=lambda node: len(node.next_functions) == 1,
+    is_repaired=lambda node: len(node.next_functions) == 1,
 )
+@transfer("Add Alias Clone Div Mul NativeDropout Neg Rsub Sub")
 def _same(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """Elementwise functions of one tensor: the mask stays the same."""
-    return (mask,)
-
-
-@transfer("Alias Clone Neg NativeDropout")
-def _kept(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    return (mask,)
-
-
-@transfer("Mul Div Sub Rsub Add")
-def _broadcast(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """Each of the two operands may have been broadcast."""
-    return [mask if mask is None or result is None else reduced(mask, result.shape) for result in results]
+    """Elementwise functions: the mask stays the same. Each operand may have been broadcast."""
+    return [mask] * len(results)
 
 
 def _all_factors(args: tuple[Any, ...]) -> Mask:

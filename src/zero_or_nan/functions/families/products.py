@@ -30,8 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...masks.cotangent import Cotangent, is_finite, mask_of, nothing, prefer_exact, unwrap, write_over_nan
-from ...masks.mask import Mask, anywhere, full, only, reduced
+from ...masks.cotangent import Cotangent, is_finite, mask_of, nothing, prefer_exact, unwrap
+from ...masks.mask import Mask, anywhere, full, only
 from ...masks.numbers import all_finite, finite_part, has_nan, is_number, is_sparse, total
 from ..conditions import FINITE
 from ..graph import run
@@ -49,21 +49,17 @@ numerics("linear", grows=True, products=True, section="slicing-nan")
 numerics("matmul=__matmul__=__rmatmul__", products=True, section="slicing-nan")
 
 Apply = Callable[[Tensor, Tensor], Tensor]
-Meeting = Callable[[Tensor, Tensor], bool]
 
 
-def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting | None = None) -> Tensor:
+def bilinear(apply: Apply, grad: Cotangent, saved: Tensor) -> Tensor:
     """The value of `apply(grad, saved)`, without the ignored elements.
 
-    If an element of `apply(grad.value, saved)` is finite, it has the same bits here. `never_meet(mask, saved)` is an
-    optional cheap test: True if no used element is multiplied by NaN or inf.
+    If an element of `apply(grad.value, saved)` is finite, it has the same bits here.
     """
     if type(saved) is Cotangent:
         return product_of_two(apply, grad, saved).value
     if grad.mask is None or all_finite(saved):
         return apply(grad.value, saved)
-    if never_meet is not None and never_meet(grad.mask, saved):
-        return _with_finite_part(apply, grad.value, saved)
     return _set_aside(apply, grad.value, grad.mask, saved)
 
 
@@ -79,50 +75,42 @@ def _with_finite_part(apply: Apply, grad: Tensor, saved: Tensor) -> Tensor:
 
 def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
     """The value if used elements may meet saved elements that are not finite."""
-    not_finite = saved.isfinite().logical_not_()
-    counting = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype  # half underflows
-    met = apply(mask.to(counting), not_finite.to(counting)) != 0
-    if not bool(met.any()):
+    back = _put_back(apply, grad, saved, mask, torch.ones_like(saved, dtype=torch.bool))
+    if not bool(back.any()):
         return _with_finite_part(apply, grad, saved)
-    back = _put_back(apply, grad, mask, saved, met, counting)
     if not back.is_complex() and bool(back.isnan().all()):  # as after a whole row of NaN
         return back
     part = grad if all_finite(grad) else finite_part(grad)  # products with the rest of it are in `back`
-    value = _with_finite_part(apply, part, saved)
-    return torch.where(back == 0, value, value + back)  # not value + back alone: -0.0 + 0.0 is 0.0
+    return _both(_with_finite_part(apply, part, saved), back)
 
 
-def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, met: Tensor, counting: torch.dtype) -> Tensor:
-    """NaN, inf or -inf for each result in which a used factor is not finite; 0 for the others.
+def _both(value: Tensor, back: Tensor) -> Tensor:
+    """The value plus what is put back. Not by a sum alone: -0.0 + 0.0 is 0.0."""
+    return torch.where(back == 0, value, value + back)
 
-    Args:
-        apply, grad, saved: the product and its factors.
-        used: the elements of `grad` that count.
-        met: the results in which a used element meets a saved one that is not finite.
-        counting: the dtype in which masks are multiplied.
-    """
 
-    def meet(left: Tensor, right: Tensor) -> Tensor:
-        return apply(left.to(counting), right.to(counting)) != 0
+def _put_back(apply: Apply, a: Tensor, b: Tensor, used_a: Tensor, used_b: Tensor) -> Tensor:
+    """NaN, inf or -inf for each result in which a factor that counts is not finite; 0 for the others."""
+    counting = torch.float32 if a.dtype in (torch.float16, torch.bfloat16) else a.dtype  # half underflows
 
-    grad_not_finite = grad.isfinite().logical_not_()
-    if grad.is_complex() or not (bool(saved.isinf().any()) or bool(grad.isinf().any())):  # NaN alone: few products
-        is_enough = bool(met.all()) or not bool(grad_not_finite.any())
-        nan = met if is_enough else met | meet(grad_not_finite, torch.ones_like(saved))
-        return torch.zeros(nan.shape, dtype=grad.dtype, device=nan.device).masked_fill_(nan, torch.nan)
-    up, down = saved == torch.inf, saved == -torch.inf
-    nan = meet(used, saved.isnan()) | meet(used & (grad == 0), up | down)
-    positive, negative = grad > 0, grad < 0
-    to_inf = meet(positive, up) | meet(negative, down)
-    to_minus_inf = meet(positive, down) | meet(negative, up)
-    if bool(grad_not_finite.any()):
-        nan |= meet(grad.isnan(), torch.ones_like(saved)) | meet(grad.isinf(), saved == 0)
-        up, down = grad == torch.inf, grad == -torch.inf
-        to_inf |= meet(up, saved > 0) | meet(down, saved < 0)
-        to_minus_inf |= meet(up, saved < 0) | meet(down, saved > 0)
-    result = torch.zeros(nan.shape, dtype=grad.dtype, device=nan.device)
-    result.masked_fill_(to_inf, torch.inf).masked_fill_(to_minus_inf, -torch.inf)
-    return result.masked_fill_(nan | (to_inf & to_minus_inf), torch.nan)
+    def meet(of_a: Tensor, of_b: Tensor) -> Tensor:
+        """The results in which elements of two kinds meet, and both count."""
+        return apply((used_a & of_a).to(counting), (used_b & of_b).to(counting)) != 0
+
+    bad_a, bad_b = a.isfinite().logical_not_(), b.isfinite().logical_not_()
+    nan = meet(used_a, bad_b)
+    if bool((bad_a & used_a).any()):
+        nan |= meet(bad_a, used_b)
+    result = torch.zeros(nan.shape, dtype=a.dtype, device=nan.device)
+    if a.is_complex() or not bool(nan.any()) or not (bool(a.isinf().any()) or bool(b.isinf().any())):
+        return result.masked_fill_(nan, torch.nan)
+    nan = meet(used_a, b.isnan()) | meet(a.isnan(), used_b) | meet(a == 0, b.isinf()) | meet(a.isinf(), b == 0)
+    signs: list[Tensor] = []
+    for infinite in (torch.inf, -torch.inf):
+        found = meet(a > 0, b == infinite) | meet(a < 0, b == -infinite)
+        signs.append(found | meet(a == infinite, b > 0) | meet(a == -infinite, b < 0))
+    up, down = signs
+    return result.masked_fill_(up, torch.inf).masked_fill_(down, -torch.inf).masked_fill_(nan | up & down, torch.nan)
 
 
 # Products of two cotangents, in gradients of gradients: one arrives, and the pass before saved the other. A term counts
@@ -134,49 +122,14 @@ def product_of_two(apply: Apply, a: Any, b: Any) -> Cotangent:
     value = apply(unwrap(a), unwrap(b))
     if mask_of(a) is None and mask_of(b) is None:
         return Cotangent(value)
-    used_a, used_b = _counted(a), _counted(b)
-    mask = apply(used_a, used_b) != 0
+    (of_a, used_a), (of_b, used_b) = ((unwrap(factor), full(mask_of(factor), unwrap(factor))) for factor in (a, b))
+    wide = torch.float64 if value.dtype in (torch.float64, torch.complex128) else torch.float32
+    mask = apply(used_a.to(wide), used_b.to(wide)) != 0
     if not is_finite(value):
-        value = torch.where(value.isfinite(), value, _by_kind(apply, unwrap(a), unwrap(b), used_a, used_b))
+        finite_a, finite_b = (x.masked_fill(x.isfinite().logical_not(), 0) for x in (of_a, of_b))
+        back = _put_back(apply, of_a, of_b, used_a, used_b)
+        value = torch.where(value.isfinite(), value, _both(apply(finite_a, finite_b), back))
     return Cotangent(value, mask)
-
-
-def _counted(factor: Any) -> Tensor:
-    """1 for each element that counts, and 0 for the others, in a dtype that can count many elements."""
-    value = unwrap(factor)
-    wide = value.dtype in (torch.float64, torch.complex128)
-    return full(mask_of(factor), value).to(torch.float64 if wide else torch.float32)
-
-
-def _by_kind(apply: Apply, a: Tensor, b: Tensor, used_a: Tensor, used_b: Tensor) -> Tensor:
-    """Multiply the finite elements as usual. Then put back inf or NaN where used elements met the others."""
-    finite_a, finite_b = (x.masked_fill(x.isfinite().logical_not(), 0) for x in (a, b))
-    value = apply(finite_a, finite_b)
-    back = torch.zeros_like(value)
-    for sign_a, kind_a in _kinds(a):
-        for sign_b, kind_b in _kinds(b):
-            product = sign_a * sign_b
-            if abs(product) in (0, 1):  # both are finite, so `value` has their product
-                continue
-            met = apply(used_a * kind_a, used_b * kind_b) != 0
-            back = back + torch.where(met, product, 0.0).to(back.dtype)
-    return torch.where(back == 0, value, value + back)
-
-
-def _kinds(value: Tensor) -> list[tuple[float, Tensor]]:
-    """The kinds of numbers in a tensor: NaN, the infinities, positive, negative, 0. Each has an example and a mask."""
-    if value.is_complex():  # an infinite part meets both parts of the other factor
-        return [(torch.nan, value.isfinite().logical_not()), (0.0, value.isfinite())]
-    finite = value.isfinite()
-    kinds = [
-        (torch.nan, value.isnan()),
-        (torch.inf, value == torch.inf),
-        (-torch.inf, value == -torch.inf),
-        (1.0, finite & (value > 0)),
-        (-1.0, finite & (value < 0)),
-        (0.0, value == 0),
-    ]
-    return [(kind, there) for kind, there in kinds if bool(there.any())]
 
 
 def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
@@ -267,18 +220,13 @@ def ignores_base(node: Any) -> bool:
     return bool(node._saved_beta == 0) and node.next_functions[0][0] is not None
 
 
-def uses_base(node: Any) -> bool:
-    """True if the base is used, or needs no gradient."""
-    return not ignores_base(node)
-
-
 @derivative(
     "Addbmm Addmm Addmv Addr Baddbmm",
     selects=lambda node: ignores_base(node) or has_sparse_factor(node),
     derivative_if=ignores_base,
     safe_if=FINITE,
     scalars=("alpha", "beta"),
-    only_if=uses_base,  # 0 times an infinite cotangent is NaN
+    only_if=lambda node: not ignores_base(node),  # 0 times an infinite cotangent is NaN
 )
 def product_alone(node: Any, grads: Any) -> Any:
     """PyTorch's own formula, but the gradient of the base, which was ignored, is ignored."""
@@ -325,65 +273,12 @@ MOST = 0.75
 """If at most this part of the rows is used, it pays to multiply these rows alone."""
 
 
-def is_cheap(node: Any) -> bool:
-    """True if running the product a second time costs next to nothing."""
-    if getattr(node, "_saved_alpha", 1) != 1 or getattr(node, "_saved_beta", 1) != 1:
-        return False
-    shape = node._input_metadata[0].shape
-    others = getattr(node, "_saved_mat1_sym_sizes", None) or node._saved_self_sym_sizes
-    return bool(shape[0] * shape[1] * others[1] <= CHEAP)
-
-
-def repair_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Compute the two products of `Mm` and `Addmm` once more if plain PyTorch's results have NaN."""
-    to_first, to_second = results[-2:]
-    if to_first is not None and has_nan(to_first):
-        first = _without_lost_rows(grad, mask, node._saved_mat2.t())
-        write_over_nan(to_first, first)
-    if to_second is not None and has_nan(to_second):
-        saved = node._saved_mat1 if len(results) == 3 else node._saved_self
-        second = _without_lost_rows(grad.t(), mask.t(), saved)
-        write_over_nan(to_second, second.t())
-
-
-def _without_lost_rows(grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
-    """A product with zeros in place of saved rows that only ignored elements meet. If it has NaN, by `_by_matrix`."""
-    value = torch.mm(grad, only(anywhere(mask, -2).unsqueeze(-1), saved))
-    return _by_matrix(torch.mm, Cotangent(grad, mask), saved) if has_nan(value) else value
-
-
-def _is_dense(node: Any) -> bool:
-    return not has_sparse_factor(node)
-
-
-@transfer(
-    "Mm",
-    only_if=_is_dense,
-    repair=repair_products,
-    repair_if=is_cheap,
-    repair_reads=("_raw_saved_self", "_raw_saved_mat2"),
-)
-@transfer("Bmm", only_if=_is_dense)
-def _product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+@transfer("Bmm Mm", only_if=lambda node: not has_sparse_factor(node))
+def _product(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
     """Each row of the first factor goes into a row of the result, each column of the second into a column."""
-    if mask is None:
-        return None, None
-    rows, columns = results
-    return (
-        None if rows is None else anywhere(mask, -1, keepdim=True).expand(rows.shape),
-        None if columns is None else anywhere(mask, -2, keepdim=True).expand(columns.shape),
-    )
+    return anywhere(mask, -1, keepdim=True), anywhere(mask, -2, keepdim=True)
 
 
-@transfer(
-    "Addmm",
-    only_if=lambda node: uses_base(node) and _is_dense(node),
-    repair=repair_products,
-    repair_if=is_cheap,
-    repair_reads=("_raw_saved_mat1", "_raw_saved_mat2"),
-)
-@transfer("Baddbmm", only_if=uses_base)
-def _added_product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    base, *factors = results
-    added = mask if mask is None or base is None else reduced(mask, base.shape)
-    return (added, *_product(node, grad, mask, factors))
+@transfer("Addmm Baddbmm", only_if=lambda node: not ignores_base(node) and not has_sparse_factor(node))
+def _added_product(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
+    return mask, *_product(node, grad, mask, results)

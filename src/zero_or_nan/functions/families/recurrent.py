@@ -95,12 +95,23 @@ def _by_name(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return {**dict(zip([argument.name for argument in op._schema.arguments], args, strict=False)), **kwargs}
 
 
-def _masks(named: dict[str, Any]) -> list[Mask] | None:
-    """The masks of the three cotangents; None if one of the cotangents counts as a whole."""
-    masks = [mask_of(named[name]) for name in _GRADS]
+def _reached(named: dict[str, Any]) -> Tensor | None:
+    """Which steps (rows) of which sequences (columns) the cotangents reach; None for all."""
+    output, *ends = masks = [mask_of(named[name]) for name in _GRADS]
     if any(mask is None and named[name] is not None for name, mask in zip(_GRADS, masks, strict=True)):
         return None
-    return masks
+    used, saved = None if output is None else anywhere(output, -1), named["input"]
+    if named["batch_sizes"]:
+        flat, sizes = used, (len(named["batch_sizes"]), named["hx"].shape[1])
+        used = torch.zeros(sizes, dtype=torch.bool, device=saved.device)
+        if flat is not None:
+            used[_packed_at(named)] = flat
+    elif used is None:
+        used = torch.zeros(saved.shape[:2], dtype=torch.bool, device=saved.device)
+    if named["batch_first"] and not named["batch_sizes"]:
+        used = used.t()
+    found = _back_in_time(used, ends, named.get("reverse", False))
+    return anywhere(found, 0).expand(found.shape) if named["bidirectional"] else found
 
 
 def _back_in_time(used: Tensor, ends: Sequence[Mask], reverse: bool = False) -> Tensor:
@@ -131,7 +142,8 @@ _OF_SEQUENCES = (0, 5, 6)
 def lstm_layer_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     """By the kernel, without the ignored steps, or else back through time."""
     named = _by_name(op, args, kwargs)
-    counts = _reached(named)
+    # A call computes one direction of one layer, and its input has the steps first.
+    counts = _reached(named | {"batch_sizes": None, "batch_first": False, "bidirectional": False})
     if counts is None:
         return wrap(op(*unwrap(args), **kwargs))
     is_lstm, weights_alone = named["mode"] == _LSTM, _is_for_weights_alone(args)
@@ -149,21 +161,6 @@ def lstm_layer_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     masked = _through_time(named) if any_nan(rerun) else _with_masks(rerun, counts)
     pairs = zip(exact, masked)  # noqa: B905
     return tuple(value if value is None else prefer_exact(value, c.reshape(value.shape)) for value, c in pairs)
-
-
-def _reached(named: dict[str, Any]) -> Tensor | None:
-    """Which steps of which sequences the cotangents reach; None for all."""
-    masks = _masks(named)
-    if masks is None:
-        return None
-    output, *ends = masks
-    steps, batch = named["input"].shape[:2]
-    used = (
-        torch.zeros(steps, batch, dtype=torch.bool, device=named["input"].device)
-        if output is None
-        else anywhere(output, -1)
-    )
-    return _back_in_time(used, ends, named["reverse"])
 
 
 def _has_lost_sequences(named: dict[str, Any], counts: Tensor) -> bool:
@@ -269,7 +266,7 @@ def _through_time(named: dict[str, Any]) -> tuple[Any, ...]:
 def rnn_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The gradients of the input, of the first hidden and cell states, and a list with those of the weights."""
     named = _by_name(op, args, kwargs)
-    counts, given = _reached_in_all(named), unwrap(named)
+    counts, given = _reached(named), unwrap(named)
     exact = op(**given | {"reserve": given["reserve"].clone()})  # the kernel writes into it
     if counts is None:
         return wrap(exact)
@@ -285,27 +282,6 @@ def rnn_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _has_nan(results: Any) -> bool:
     return any_nan(results[:3]) or any_nan(results[3])
-
-
-def _reached_in_all(named: dict[str, Any]) -> Tensor | None:
-    """Which steps (rows) of which sequences (columns) the cotangents reach; None for all."""
-    masks = _masks(named)
-    if masks is None:
-        return None
-    output, *ends = masks
-    batch, device = named["hx"].shape[1], named["hx"].device
-    used = None if output is None else anywhere(output, -1)
-    if named["batch_sizes"]:
-        flat, used = used, torch.zeros(len(named["batch_sizes"]), batch, dtype=torch.bool, device=device)
-        if flat is not None:
-            used[_packed_at(named)] = flat
-    elif used is None:
-        steps = named["input"].shape[1 if named["batch_first"] else 0]
-        used = torch.zeros(steps, batch, dtype=torch.bool, device=device)
-    elif named["batch_first"]:
-        used = used.t()
-    found = _back_in_time(used, ends)
-    return anywhere(found, 0).expand(found.shape) if named["bidirectional"] else found
 
 
 def _has_parts(named: dict[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from ...masks.cotangent import (
     written_mask,
     zero_ignored,
 )
-from ...masks.mask import Mask, both, everywhere, expanded, full, reduced
+from ...masks.mask import Mask, both, everywhere, expanded, full
 from ..conditions import ALWAYS
 from ..graph import can_be_read_again
 from ..numerics import numerics
@@ -71,15 +71,9 @@ numerics("normal uniform random exponential bernoulli", updates=True)
 
 @transfer("Where", reads=("_raw_saved_condition",))
 def _where(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    taken, other = node._saved_condition.bool(), None
-    if results[1] is not None:
-        other = expanded(both(taken.logical_not(), mask), grad.shape)
-    if results[0] is not None:
-        taken = expanded(both(taken, mask), grad.shape)
-    return [
-        mask if mask is None or result is None else reduced(mask, result.shape)
-        for mask, result in zip((taken, other), results, strict=True)
-    ]
+    condition = node._saved_condition.bool()
+    taken = (condition, None if results[1] is None else condition.logical_not())
+    return [expanded(both(each, mask), grad.shape) for each in taken]
 
 
 def _fills_with_a_number(node: Any) -> bool:
@@ -89,7 +83,7 @@ def _fills_with_a_number(node: Any) -> bool:
 
 @transfer("MaskedFill", reads=("_raw_saved_mask",), only_if=_fills_with_a_number)
 def _masked_fill(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    return (expanded(both(node._saved_mask.logical_not(), mask), grad.shape), *[None] * (len(results) - 1))
+    return (expanded(both(node._saved_mask.logical_not(), mask), grad.shape), None)
 
 
 aten = torch.ops.aten
@@ -141,10 +135,34 @@ def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
     return Cotangent(value, expanded(mask, value.shape))
 
 
-def _masks_of(base: Any, source: Any) -> tuple[Mask, Mask]:
-    """The masks of a base and of what is written into it. At least one of them is a cotangent."""
-    beside = base if type(base) is Cotangent else source
-    return written_mask(base, beside), written_mask(source, beside)
+@rule(
+    *"""
+    as_strided_scatter diagonal_scatter index_add index_copy index_fill index_put _index_put_impl put scatter
+    scatter_add select_scatter slice_scatter _unsafe_index_put
+    """.split()
+)
+def put_in(op: Any, base: Any, *args: Any, **kwargs: Any) -> Any:
+    """A base in which elements are overwritten, or to which elements are added. Both may be cotangents.
+
+    The operator itself shows which elements of the result count: it finds a NaN in place of each one that counts.
+    """
+    value = op(unwrap(base), *unwrap(args), **unwrap(kwargs))
+    if kwargs.get("reduce") is not None:
+        raise NotFollowed("is not linear with a reduction")
+    beside = next(thing for thing in (base, *args, *kwargs.values()) if type(thing) is Cotangent)
+    names = [argument.name for argument in op._schema.arguments[1:]]
+
+    def marked(name: str, thing: Any) -> Any:
+        if name == "value" and not isinstance(thing, Tensor):
+            counts = written_mask(thing, beside)
+            return torch.nan if counts is None or counts else 0.0
+        if not isinstance(thing, Tensor) or not (thing.is_floating_point() or thing.is_complex()):
+            return thing
+        return probe(written_mask(thing, beside), unwrap(thing))
+
+    given = {name: marked(name, thing) for name, thing in kwargs.items()}
+    found = op(marked("self", base), *map(marked, names, args), **given)
+    return Cotangent(value, found.isnan())
 
 
 @rule("masked_scatter")
@@ -154,15 +172,11 @@ def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
     A derivative of PyTorch's own writes into the base, whose strides it keeps. For a subclass, it calls this operator,
     whose result is always contiguous.
     """
-    value = op(unwrap(base), where, unwrap(source))
+    result = put_in(op, base, where, source)
     step = step_of((base, source))
-    if step is not None and not step.is_anothers:
-        value = torch.empty_like(unwrap(base)).copy_(value)
-    below, above = _masks_of(base, source)
-    mask = torch.masked_scatter(
-        full(below, unwrap(base)).expand(value.shape).clone(), where, full(above, unwrap(source)).contiguous()
-    )
-    return Cotangent(value, mask)
+    if step is None or step.is_anothers:
+        return result
+    return Cotangent(torch.empty_like(unwrap(base)).copy_(result.value), result.mask)
 
 
 @rule("masked_select")
@@ -206,21 +220,6 @@ def fill(op: Any, grad: Any, number: Any) -> Any:
     return Cotangent(value, everywhere(False, value) if zero else None)
 
 
-@rule("index_put", "_index_put_impl", "_unsafe_index_put")
-def index_put(
-    op: Any, base: Any, indices: Any, source: Any, accumulate: bool = False, *rest: Any, **kwargs: Any
-) -> Any:
-    """Elements are overwritten, or added to. An element counts if an element that counts was put there."""
-    value = op(unwrap(base), indices, unwrap(source), accumulate, *rest, **kwargs)
-    below, above = _masks_of(base, source)
-    if below is None and (above is None or accumulate):
-        return Cotangent(value)
-    below, above = full(below, unwrap(base)), full(above, unwrap(source))
-    if not accumulate:
-        return Cotangent(value, aten.index_put(below, indices, above))
-    return Cotangent(value, aten.index_put(below.float(), indices, above.float(), accumulate=True) != 0)
-
-
 @rule("_unsafe_masked_index")
 def masked_index(op: Any, base: Any, where: Tensor, indices: Any, number: Any) -> Any:
     """Elements at indices, and a number where `where` is False. So the derivative leaves out what was not added."""
@@ -246,63 +245,6 @@ def _in_range(base: Tensor, indices: Sequence[Any]) -> list[Any]:
         None if index is None else index.clamp(0, max(size - 1, 0))
         for index, size in zip(indices, base.shape, strict=False)
     ]
-
-
-@rule("scatter")
-def scatter(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
-    """Elements along a dimension are overwritten."""
-    value = op(unwrap(base), dim, index, unwrap(source), **kwargs)
-    if kwargs.get("reduce") is not None:
-        raise NotFollowed("is not linear with a reduction")
-    below, above = _masks_of(base, source)
-    if below is None and above is None:
-        return Cotangent(value)
-    below = full(below, value)
-    if isinstance(source, Tensor):
-        return Cotangent(value, torch.scatter(below, dim, index, full(above, unwrap(source))))
-    return Cotangent(value, torch.scatter(below, dim, index, bool(above is None or above)))
-
-
-@rule("index_fill")
-def index_fill(op: Any, base: Any, dim: int, index: Tensor, number: Any) -> Any:
-    """Whole slices are overwritten by a number."""
-    value = op(unwrap(base), dim, index, unwrap(number))
-    below, above = _masks_of(base, number)
-    if below is None and above is None:
-        return Cotangent(value)
-    return Cotangent(value, torch.index_fill(full(below, value), dim, index, bool(above is None or above)))
-
-
-@rule("index_copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
-def put_in(op: Any, base: Any, *args: Any, **kwargs: Any) -> Any:
-    """Some elements of a base are overwritten by a source. Both may be cotangents."""
-    value = op(unwrap(base), *unwrap(args), **unwrap(kwargs))
-    beside = next(thing for thing in (base, *args, *kwargs.values()) if type(thing) is Cotangent)
-
-    def mask(thing: Any) -> Any:
-        if isinstance(thing, Tensor) and (thing.is_floating_point() or thing.is_complex()):
-            return full(written_mask(thing, beside), unwrap(thing))
-        return thing
-
-    return Cotangent(value, op(mask(base), *map(mask, args), **{key: mask(item) for key, item in kwargs.items()}))
-
-
-@rule("index_add", "scatter_add")
-def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
-    """A base to which elements are added."""
-    value = op(unwrap(base), dim, index, unwrap(source), **kwargs)
-    below, above = _masks_of(base, source)
-    if below is None:
-        return Cotangent(value)
-    return Cotangent(value, op(probe(below, value), dim, index, probe(above, unwrap(source))).isnan())
-
-
-@rule("put")
-def put(op: Any, base: Any, index: Tensor, source: Any, accumulate: bool = False) -> Any:
-    """The same as `added_into`, with indices into the flattened base."""
-    value = op(unwrap(base), index, unwrap(source), accumulate)
-    below, above = _masks_of(base, source)
-    return Cotangent(value, op(probe(below, value), index, probe(above, unwrap(source)), accumulate).isnan())
 
 
 # Rows that are looked up in a table.

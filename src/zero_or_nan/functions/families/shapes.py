@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from ...masks.cotangent import Cotangent, unwrap, written_mask
-from ...masks.mask import Mask, core, everywhere, full, laid_out, reduced, reshaped
+from ...masks.mask import Mask, everywhere, full, laid_out, reshaped
 from ..conditions import ALWAYS
-from ..graph import run, signed
 from ..numerics import numerics
-from ..record import record_of
 from ..registry import function, rule, transfer
 
 function(
@@ -89,70 +87,8 @@ numerics("empty empty_like empty_strided new_empty new_empty_strided empty_permu
 
 
 @transfer("View UnsafeView ReshapeAlias")
-def _reshaped(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    return (mask if mask is None or results[0] is None else reshaped(mask, results[0].shape),)
-
-
-@transfer("T")
-def _transposed(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    return (mask if mask is None else mask.t(),)
-
-
-def _moves(node: Any) -> bool:
-    moves = record_of(node).moves
-    return len(node._input_metadata) == 1 and (moves(node) if callable(moves) else moves)
-
-
-@transfer(
-    "Cat Expand Flip Permute PixelShuffle PixelUnshuffle Repeat Roll Squeeze Stack Sum Transpose Unsqueeze",
-    only_if=_moves,
-)
-def _moved(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """The derivative only moves elements or adds them up, so it also runs on the mask."""
-    if mask is None:
-        return [None] * len(results)
-    return [
-        None if result is None or moved is None else reduced(moved, result.shape)
-        for moved, result in zip(run(node, mask), results, strict=True)
-    ]
-
-
-@transfer("Select")
-def _select(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """The same as a slice with one element along the dimension."""
-    if results[0] is None:
-        return (None,)
-    dim, index = signed(node._saved_dim), signed(node._saved_index)
-    around, inner = _around(results[0].shape, dim, mask if mask is None else mask.unsqueeze(dim), grad)
-    _written(around.narrow(dim, index % around.shape[dim], 1), inner)
-    return (around.expand(results[0].shape),)
-
-
-@transfer("Slice")
-def _slice(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """Elements that were sliced away are ignored. If no mask arrives, only the sliced dimension is not expanded."""
-    if results[0] is None:
-        return (None,)
-    dim, start, end = (signed(number) for number in (node._saved_dim, node._saved_start, node._saved_end))
-    around, inner = _around(results[0].shape, dim, mask, grad)
-    _written(torch.ops.aten.slice.Tensor(around, dim, start, end, node._saved_step), inner)
-    return (around.expand(results[0].shape),)
-
-
-def _around(shape: torch.Size, dim: int, mask: Mask, grad: Tensor) -> tuple[Tensor, Mask]:
-    """A mask of False, as small as possible, and the core of the mask that has to be written into it."""
-    inner = None if mask is None else core(mask)
-    sizes = [1] * len(shape) if inner is None else list(inner.shape)
-    sizes[dim] = shape[dim]
-    return torch.zeros(sizes, dtype=torch.bool, device=grad.device), inner
-
-
-def _written(place: Tensor, inner: Mask) -> None:
-    """Write a mask into a place; None is True everywhere."""
-    if inner is None:
-        place.fill_(True)
-    else:
-        place.copy_(inner)
+def _reshaped(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
+    return (None if results[0] is None else reshaped(mask, results[0].shape),)
 
 
 def _zip(value: Any, mask: Any) -> Any:

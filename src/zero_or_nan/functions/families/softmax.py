@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...masks.cotangent import clear_lost_rows, prefer_exact, unwrap
+from ...masks.cotangent import prefer_exact, unwrap
 from ...masks.mask import Mask, anywhere, only
 from ...masks.numbers import total
 from ..conditions import FINITE
@@ -52,7 +52,7 @@ aten = torch.ops.aten
 
 
 def _along_dim(mask: Tensor, output: Tensor, dim: int, *args: Any) -> tuple[Tensor, ...]:
-    """The same, for the rule."""
+    """All elements along the dimension count if one of them does."""
     return (anywhere(mask, dim, keepdim=True),)
 
 
@@ -72,22 +72,9 @@ def _without_lost_fibres(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]
 fused("_log_softmax_backward_data", "_softmax_backward_data", masks=_along_dim, set_aside=_without_lost_fibres)
 
 
-def _repair_rows(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Write 0 over each row along the dimension that is ignored as a whole. In another row, a NaN is everywhere."""
-    dim = signed(node._saved_dim)
-    clear_lost_rows(results[0], anywhere(mask, dim, keepdim=True), dim)
-
-
-@transfer(
-    "Softmax LogSoftmax",
-    repair=_repair_rows,
-    repair_if=lambda node: len(node._input_metadata[0].shape) > 0,
-)
-def _softmax(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """All elements along the dimension count if one of them does."""
-    if mask is None or not grad.dim():
-        return (mask,)
-    return (anywhere(mask, signed(node._saved_dim), keepdim=True).expand(grad.shape),)
+@transfer("Softmax LogSoftmax")
+def _softmax(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
+    return _along_dim(mask, grad, signed(node._saved_dim))
 
 
 @rule("_masked_softmax_backward")

@@ -20,20 +20,10 @@ from ..graph import signed
 from ..registry import derivative, rule
 
 
-def within_matrices(node: Any) -> tuple[int, int]:
-    """The dimensions of the matrices in a batch, which don't influence each other."""
-    return -2, -1
-
-
 def _padded(matrices: Tensor, right: int = 0, below: int = 0) -> Tensor:
     """Matrices with columns of zeros to the right, rows of zeros below. `pad` of PyTorch 2.6 refuses an empty one."""
     matrices = torch.cat([matrices, matrices.new_zeros(*matrices.shape[:-1], right)], -1)
     return torch.cat([matrices, matrices.new_zeros(*matrices.shape[:-2], below, matrices.shape[-1])], -2)
-
-
-def _along(node: Any) -> tuple[int]:
-    """The dimension along which a function accumulates."""
-    return (signed(node._saved_dim),)
 
 
 def _mask(grad: Any) -> Tensor:
@@ -70,7 +60,7 @@ def _identity(like: Tensor) -> Tensor:
     return torch.eye(*like.shape[-2:], dtype=like.dtype, device=like.device)
 
 
-@derivative("LinalgCholeskyEx", mixes=within_matrices)
+@derivative("LinalgCholeskyEx")
 def cholesky(node: Any, grads: Any) -> tuple[Any]:
     """An element of the factor L needs its row up to itself, and the whole rows up to the number of its column.
 
@@ -91,7 +81,7 @@ def cholesky(node: Any, grads: Any) -> tuple[Any]:
     return (_counting(result, counts | counts.mT),)
 
 
-@derivative("CholeskyInverse", mixes=within_matrices)
+@derivative("CholeskyInverse")
 def cholesky_inverse(node: Any, grads: Any) -> tuple[Any]:
     """An element of the inverse B needs the columns of the factor L from its own row or column on.
 
@@ -111,7 +101,7 @@ def cholesky_inverse(node: Any, grads: Any) -> tuple[Any]:
     return (_counting(result, counts),)
 
 
-@derivative("LinalgLuFactorEx", mixes=within_matrices)
+@derivative("LinalgLuFactorEx")
 def lu_factor(node: Any, grads: Any) -> tuple[Any]:
     """The LU decomposition with both factors in one matrix."""
     grad, packed = grads[0], node._saved_LU
@@ -119,7 +109,7 @@ def lu_factor(node: Any, grads: Any) -> tuple[Any]:
     return (_eliminated(permutation, packed, packed, grad, grad),)
 
 
-@derivative("LinalgLu", mixes=within_matrices)
+@derivative("LinalgLu")
 def lu(node: Any, grads: Any) -> tuple[Any]:
     """The LU decomposition with a matrix for each factor."""
     permutation = node._saved_P if node._saved_pivot else None
@@ -163,7 +153,7 @@ def _eliminated(permutation: Tensor | None, lower: Tensor, upper: Tensor, grad_l
     return rest.gather(-2, permutation.real.argmax(-1, keepdim=True).expand(rest.shape))
 
 
-@derivative("LinalgQr", mixes=within_matrices)
+@derivative("LinalgQr")
 def qr(node: Any, grads: Any) -> tuple[Any]:
     """A direction (column of Q) needs the columns of A up to its own. A part (element of R) needs its row's direction.
 
@@ -199,7 +189,7 @@ def qr(node: Any, grads: Any) -> tuple[Any]:
     return (_counting(result + _padded(of_first, right=columns - taken), counts),)
 
 
-@derivative("LinalgHouseholderProduct", mixes=within_matrices)
+@derivative("LinalgHouseholderProduct")
 def householder_product(node: Any, grads: Any) -> tuple[Any, Any]:
     """The reflections applied to the identity. Later reflections leave its first columns unchanged."""
     vectors = node._saved_input
@@ -207,7 +197,7 @@ def householder_product(node: Any, grads: Any) -> tuple[Any, Any]:
     return _reflected(vectors, node._saved_tau, identity, grads[0], adjoint=False, identity=True)[:2]
 
 
-@derivative("Ormqr", mixes=within_matrices)
+@derivative("Ormqr")
 def ormqr(node: Any, grads: Any) -> tuple[Any, Any, Any]:
     """The reflections applied to a matrix. From the right, they are applied to its adjoint.
 
@@ -261,7 +251,7 @@ def _reflected(
     return torch.stack(grad_vectors, -1), torch.stack(grad_scales, -1) if count else nothing(scales), grad
 
 
-@derivative("Logcumsumexp", mixes=_along, fills=("Where(Log(Abs), None)",))
+@derivative("Logcumsumexp", fills=("Where(Log(Abs), None)",))
 def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
     """The sum up to an element is a term of the next sum. PyTorch's formula adds cotangents as logarithms instead.
 
@@ -272,7 +262,7 @@ def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
     PyTorch's formula takes a NaN cotangent for 0, because it is neither above nor below 0. If the NaN came from an
     ignored element, a finite number arrives here in its place. So our gradient differs from PyTorch's finite one.
     """
-    (grad,), x, total, (dim,) = grads, node._saved_self, node._saved_result, _along(node)
+    (grad,), x, total, dim = grads, node._saved_self, node._saved_result, signed(node._saved_dim)
     if not total.dim():
         return (grad,)
     before, is_empty, difference = _totals_before(total, dim, -math.inf), total == -math.inf, x - total
@@ -281,10 +271,10 @@ def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
     return (torch.where(is_empty & _up_to_the_last(_mask(grad) & is_empty, dim), difference, result),)
 
 
-@derivative("Cumprod", mixes=_along)
+@derivative("Cumprod")
 def cumprod(node: Any, grads: Any) -> tuple[Any]:
     """The product up to an element is a factor of the next product. Without a 0, sums and a division are enough."""
-    (grad,), x, total, (dim,) = grads, node._saved_self, node._saved_result, _along(node)
+    (grad,), x, total, dim = grads, node._saved_self, node._saved_result, signed(node._saved_dim)
     if not x.dim():
         return (grad,)
     counts = _up_to_the_last(_mask(grad), dim)

@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from ...functions.conditions import ALWAYS
 from ...functions.registry import function
 from ...masks.cotangent import Cotangent, Run, is_saved, mask_of, unwrap
-from ...masks.mask import Mask, everywhere, nothing_counts
+from ...masks.mask import Mask, anywhere, everywhere
 from .attach import current
 
 _forward_mode: Any = forward_ad
@@ -86,7 +86,7 @@ def entered(value: Tensor, mask: Mask, step: Run) -> Cotangent:
     """
     if not (value.requires_grad and torch.is_grad_enabled() or in_forward_mode()):
         return Cotangent(value, mask, step)
-    before = step.entered.get(id(value))
+    before: tuple[Tensor, Cotangent] | None = step.entered.get(id(value))
     if before is not None and before[0] is value and _same(before[1].mask, mask):
         cotangent = before[1]
         cotangent.step = step
@@ -114,7 +114,7 @@ def _left(cotangent: Any, value: Any) -> Any:
     remember(cotangent, cotangent.mask)
     of_tangent = mask_of(tangent_of(cotangent))
     result = _Left.apply(cotangent, value)  # type: ignore[no-untyped-call]
-    if of_tangent is None or not nothing_counts(of_tangent):
+    if of_tangent is None or bool(anywhere(of_tangent)):
         return result
     return _forward_mode.unpack_dual(result).primal  # `_with_tangent` made the tangent up: PyTorch has none
 

@@ -37,7 +37,7 @@ from .precheck import is_safe
 from .problems import Problems
 from .steps.recomputed import Recomputed, reporting
 from .steps.sliced import Sliced
-from .steps.step import Count, Step
+from .steps.step import Step
 from .steps.transferred import OverNothing, Transferred, is_over_nothing
 
 _INSIDE = (
@@ -126,7 +126,7 @@ class Pass:
         self._engine_pass: int | None = None
         self._handles: list[Any] = []
         self._problems: Problems | None = None
-        self.count: Count | None = None if outer is None else outer.count
+        self.count: Any = None if outer is None else outer.count
 
     def __enter__(self) -> Pass:
         self._aside = compiled_autograd_aside()
@@ -165,7 +165,7 @@ class Pass:
         if self._problems is not None:
             self._problems.report(self.raises_bugs)
 
-    def begin_again(self, count: Count | None) -> None:
+    def begin_again(self, count: Any) -> None:
         """Prepare for another run of the engine over the same graph: the plan and the hooks stay."""
         if self.count is not None:
             self.count.end()
@@ -369,7 +369,7 @@ class Pass:
         if unmaskable is not None:
             self._pass_by(unmaskable)
             return None
-        return (values, masks) if has_to_run or step.always_runs or function.may_ignore(node) else None
+        return (values, masks) if has_to_run or step.always_runs or function.may_select(node) else None
 
     def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool) -> tuple[Any, Mask, bool]:
         """A cotangent, its mask, and whether it can carry a mask at all.

@@ -20,7 +20,6 @@ from .higher import in_forward_mode
 from .masked_pass import Pass
 from .plan import nothing_ignored, on_any_process
 from .precheck import is_safe
-from .steps.step import Count
 
 _PLAIN = contextlib.nullcontext()
 TensorOrEdge = Tensor | GradientEdge
@@ -43,8 +42,8 @@ def takes_over(take_over: TakeOver) -> TakeOver:
     return take_over
 
 
-COUNTING: list[Callable[[], Count]] = []
-"""What to call at the start of each pass while the ignored elements are counted; else empty."""
+COUNTING: list[Callable[[], Any]] = []
+"""What makes an `extras.counts.Count` for each pass while the ignored elements are counted; else empty."""
 
 
 @not_compiled
@@ -125,11 +124,8 @@ def grad(
         grad_outputs: the vectors of the vector-Jacobian product: one tensor for each output, with the same shape and
             dtype. You may leave it out if all outputs are scalars.
         retain_graph: keep the graph for another pass. By default the graph is freed, as in PyTorch.
-        create_graph: record a graph of the gradient, so that you can differentiate the gradient again. An `ignoring`
-            pass over that graph treats the elements that this pass ignored as constants. A 0 that PyTorch's own formula
-            fills in, as in the derivative of a norm of 0, does not count as ignored. A plain backward pass over that
-            graph gives plain PyTorch's result. `create_graph` makes this pass slower: the pass then follows every
-            operator, even if plain backward would be enough.
+        create_graph: record a graph of the gradient, so that you can differentiate the gradient again, as `backward`
+            describes it.
         only_inputs: deprecated by PyTorch. It has no effect.
         allow_unused: return None for an input that the outputs don't depend on, instead of raising an error.
         is_grads_batched: the first dimension of `grad_outputs` is a batch of vectors. Each vector gets a pass.

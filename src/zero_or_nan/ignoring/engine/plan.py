@@ -220,7 +220,7 @@ def _unmasked_prefix(roots: Sequence[Any], graph: Graph) -> dict[Any, None]:
     node = getattr(roots[0], "grad_fn", None) or getattr(roots[0], "node", None)
     while node in graph and type(node) in KINDS and type(node) is not AccumulateGrad:
         kind, edges = classify(node), graph[node]
-        if kind.function.may_ignore(node) or kind.step is CustomVJP or len(edges) != 1 or has_empty_result(node):
+        if kind.function.may_select(node) or kind.step is CustomVJP or len(edges) != 1 or has_empty_result(node):
             break
         prefix[node] = None
         node = edges[0][0]
@@ -241,7 +241,7 @@ def nothing_ignored(nodes: Collection[Any]) -> bool:
             kind = classify(node)
             if kind.function is UNKNOWN or is_recorded(node):
                 return False
-            if kind.function.may_ignore(node):
+            if kind.function.may_select(node):
                 return False
             if kind.step not in (Step, Linear) and step_at(node, kind) not in (Step, Linear):
                 return False

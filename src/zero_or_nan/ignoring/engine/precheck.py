@@ -34,14 +34,8 @@ WORTH_REMEMBERING = 10_000
 SMALL = 5000
 """Up to this number of elements, it pays to copy tensors and check them together."""
 
-TOGETHER = 500
-"""The largest number of tensors that are checked together."""
-
 ROOM = 1 << 18
 """The largest number of elements that are copied to be checked together: a megabyte of float32."""
-
-MANY = 16
-"""From this number of nodes of one kind on, it pays to test whether their saved tensors can be checked together."""
 
 _DENSE = (Tensor, Parameter)
 _UNKNOWN = object()
@@ -57,15 +51,14 @@ class _Precheck:
         seen: the results for large tensors. Several nodes may save the same tensor: a relu's result is the next
             layer's input.
         elsewhere: measures of tensors on another device, with their nodes. They are fetched at the end, together.
-        small: two lists of nodes with a small tensor: it must be finite (first list) or moderate (second list). The
-            tensors of a list are checked together.
+        small: for each condition and dtype, nodes with a small tensor. The tensors are checked together.
     """
 
     def __init__(self) -> None:
         self.refused: list[Any] = []
         self.seen: dict[tuple[Any, ...], bool | _Measured] = {}
         self.elsewhere: list[tuple[Any, _Measured]] = []
-        self.small: tuple[list[tuple[Any, Tensor]], ...] = ([], [])
+        self.small: dict[tuple[Condition, torch.dtype], list[tuple[Any, Tensor]]] = {}
 
     def check(self, nodes: list[Any], checks: Checks | None) -> None:
         """Check nodes of one kind."""
@@ -81,34 +74,27 @@ class _Precheck:
                 if number != 1 and number is not None and not _is_moderate(number, node):
                     self.refused.append(node)
         for place in places:
-            if len(nodes) < MANY:
-                self._check_each(nodes, place)
-                continue
-            for start in range(0, len(nodes), TOGETHER):
-                some = nodes[start : start + TOGETHER]
-                if not _accepts_alike(some, place):
-                    self._check_each(some, place)
+            self._check_each(nodes, place)
 
     def _check_each(self, nodes: list[Any], place: Saved) -> None:
         """Check nodes one by one. Small tensors are only collected, to be checked together."""
         _, unpack_hook, saved, condition = place
-        small = self.small[condition is MODERATE] if condition is FINITE or condition is MODERATE else None
         for node in nodes:
-            if small is not None:
-                try:
-                    if unpack_hook(node) is None:
-                        tensor = saved(node)
-                        if (
-                            _facts(tensor) in _USUAL
-                            and 0 < tensor.numel() <= SMALL
-                            and tensor.untyped_storage().data_ptr()
-                        ):
-                            small.append((node, tensor))
-                            if len(small) > ROOM // SMALL:
-                                self._check_small(condition, small)
-                            continue
-                except (AttributeError, RuntimeError):  # several tensors, None, or a freed tensor
-                    pass
+            try:
+                tensor: Any = saved(node) if unpack_hook(node) is None else None
+                facts = _facts(tensor)
+                if (
+                    (facts in _USUAL or facts in _NUMBERS and not tensor.dim())
+                    and 0 < tensor.numel() <= SMALL
+                    and tensor.untyped_storage().data_ptr()
+                ):
+                    small = self.small.setdefault((condition, tensor.dtype), [])
+                    small.append((node, tensor))
+                    if len(small) > ROOM // SMALL:
+                        self._check_small(condition, small)
+                    continue
+            except (AttributeError, RuntimeError):  # several tensors, None, or a freed tensor
+                pass
             if not self._accepts(node, place):
                 self.refused.append(node)
 
@@ -155,19 +141,18 @@ class _Precheck:
 
     def finish(self) -> None:
         """Check the small tensors, and fetch the measures from other devices."""
-        finite, moderate = self.small
-        if finite:
-            self._check_small(FINITE, finite)
-        if moderate:
-            self._check_small(MODERATE, moderate)
+        for (condition, _), small in self.small.items():
+            if small:
+                self._check_small(condition, small)
         if self.elsewhere:
             self._check_elsewhere()
 
     def _check_small(self, condition: Condition, small: list[tuple[Any, Tensor]]) -> None:
         """Check small tensors together: most of the time goes into calling PyTorch."""
-        if len(small) == 1 or not _accepted_here(joined([tensor for _, tensor in small]), condition):
+        together = joined([tensor for _, tensor in small])
+        if not _accepted_here(together.to(torch.float32), condition):  # a number becomes a factor
             for node, tensor in small:
-                if not _accepted_here(tensor, condition):
+                if not _accepted_here(tensor.to(torch.float32), condition):
                     self.refused.append(node)
         small.clear()
 
@@ -216,24 +201,6 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
     if unsafe is not None:
         unsafe += checking.refused
     return not checking.refused
-
-
-def _accepts_alike(nodes: list[Any], place: Saved) -> bool:
-    """True if many small tensors are alike and meet their condition. If False, the caller checks each by itself."""
-    try:
-        if list(map(place.unpack_hook, nodes)).count(None) != len(nodes):
-            return False
-        tensors = list(map(place.saved, nodes))
-        facts = set(map(_facts, tensors))
-        return (
-            (facts <= _USUAL or facts == _NUMBERS and not tensors[0].dim())
-            and 0 < tensors[0].numel() <= min(SMALL, ROOM // len(tensors))
-            and all(map(Tensor.data_ptr, tensors))
-            and not any(map(Tensor.storage_offset, tensors))  # with an offset, the address is not 0 for freed memory
-            and _accepted_here(torch.stack(tensors).to(torch.float32), place.condition)  # a number becomes a factor
-        )
-    except (AttributeError, RuntimeError):  # several tensors, None, a freed tensor, or another shape
-        return False
 
 
 def _numbers_here(saved: Any) -> Tensor | None:

@@ -6,17 +6,17 @@ with plain results and their masks. Other derivatives have their own classes of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ....functions.fills import unordered_at
-from ....functions.graph import Edge, Graph, function_of
+from ....functions.graph import function_of
 from ....functions.record import GENERATED, Function
-from ....masks.cotangent import Cotangent, NotFollowed, can_carry, is_finite, mask_of, unwrap, without_nan
-from ....masks.mask import Mask, all_count, both, full, reduced, was_broadcast
+from ....masks.cotangent import Cotangent, NotFollowed, can_carry, is_finite, mask_of, unwrap
+from ....masks.mask import Mask, all_count, reduced, was_broadcast
 from ....masks.numbers import DENSE, form_of
 from ....masks.watching import Comparisons, Watching
 from ..higher import entered, is_recorded, left
@@ -25,42 +25,8 @@ Results = tuple[Sequence[Any], Sequence[Mask]]
 """The results of a derivative, as plain tensors, and their masks."""
 
 
-class Count(Protocol):
-    """Counts something in one pass, and changes nothing."""
-
-    def see(self, node: Any, masks: Sequence[Mask]) -> None:
-        """Count at a node whose derivative is about to run on cotangents with these masks."""
-
-    def see_operator(self, function: str, operator: Callable[..., Any], args: Sequence[Any]) -> None:
-        """Count at an operator of a compiled function's derivative, which is about to run on a cotangent."""
-
-    def end(self) -> None:
-        """The pass has ended."""
-
-
-class Owner(Protocol):
-    """The pass that a step belongs to, as the step sees it.
-
-    Attributes:
-        entered: the same as in `cotangent.Run`.
-        forward: if the pass is recorded, the graph that it differentiates.
-        keep: the edges whose masks the pass was asked for.
-        count: counts ignored elements, if the user asked for that.
-    """
-
-    entered: dict[int, tuple[Tensor, Cotangent]]
-    forward: Graph
-    keep: set[Edge]
-    count: Count | None
-
-    def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
-        """Record that something could not be followed."""
-
-    def is_safe_ahead(self, node: Any) -> bool:
-        """True if plain PyTorch's backward can be trusted from this node on."""
-
-    def inner(self, roots: Sequence[Any], keep: Iterable[Edge]) -> Any:
-        """A pass inside of this one, over a part of the graph that was computed again."""
+Owner = Any
+"""The pass that a step belongs to: a `masked_pass.Pass`."""
 
 
 class Step:
@@ -93,7 +59,7 @@ class Step:
         self._watching: Watching | None = None
 
     @property
-    def entered(self) -> dict[int, tuple[Tensor, Cotangent]]:
+    def entered(self) -> Any:
         """Each tensor that entered a step of this pass, with its cotangent."""
         return self.owner.entered
 
@@ -134,21 +100,8 @@ class Step:
             self._watching.stop()
         if self._comparisons is not None:
             self._comparisons.stop()
-        used = self.function.used(self.node)
-        if used is not None:
-            results = list(map(self._without_unused, results, used))
         values = left(results, [_given_back(result) for result in results])
         return values, [self._mask_of(result) for result in results]
-
-    def _without_unused(self, result: Any, used: Mask) -> Any:
-        """An argument's gradient, without elements that the function did not use. They are 0, or NaN if one arrived."""
-        if used is None or not can_carry(unwrap(result)):
-            return result
-        cotangent = result if type(result) is Cotangent else Cotangent(result)
-        used = used.to(cotangent.device).expand(tuple(self.node._input_metadata[0].shape))
-        cotangent.mask = mask = reduced(full(both(self.masks[0], used), used), cotangent.shape)
-        without_nan(cotangent.value, mask)
-        return cotangent
 
     def _mask_of(self, result: Any) -> Mask:
         """The mask of a result. If a derivative returns plain zeros, they get the mask of the arriving cotangent.

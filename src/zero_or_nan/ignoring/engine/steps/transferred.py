@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from ....functions.authoring import RuleFailed
-from ....functions.conditions import ALWAYS
 from ....functions.graph import can_be_read_again, for_each_edge, function_of, run
 from ....functions.record import Function
-from ....functions.registry import function, is_own
+from ....functions.registry import is_own
 from ....masks.cotangent import NotFollowed, is_finite, mask_of, prefer_exact, unwrap
-from ....masks.mask import Mask, all_count, full, nothing_counts, reduced, was_broadcast
+from ....masks.mask import Mask, all_count, full, reduced, was_broadcast
 from ....masks.numbers import form_of, is_dense, not_zero, values_of, with_values
 from ..higher import in_forward_mode, left, remember, tangent_of
 from .step import Owner, Results, Step
@@ -94,23 +92,6 @@ def is_over_nothing(arriving: Sequence[Any]) -> bool:
 _ONCE = "its saved tensors can be read only once here"
 
 
-class _Joined(torch.autograd.Function):
-    """The elements of PyTorch's result that keep its record, and the elements of the formula's result."""
-
-    @staticmethod
-    def forward(ctx: Any, exact: Tensor, repaired: Tensor, kept: Tensor) -> Tensor:
-        ctx.kept = kept
-        return torch.empty_like(exact).copy_(torch.where(kept, exact, repaired))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        kept = torch.empty_like(gradient, dtype=torch.bool).copy_(ctx.kept)  # `where` gives its strides to the result
-        return torch.where(kept, gradient, 0), torch.where(kept, 0, gradient), None
-
-
-function(_Joined, selects=True, safe_if=ALWAYS)
-
-
 class CustomVJP(Transferred):
     """The run of a derivative with a second formula. PyTorch's runs as usual, and the second repairs its results."""
 
@@ -162,30 +143,19 @@ class CustomVJP(Transferred):
             mask = mask | not_zero(value)
         if not (exact.requires_grad or in_forward_mode()):
             return value, mask
-        kept = self._kept(exact, mask)
-        if all_count(kept):
+        if self._keeps_record(exact, mask):
             remember(exact, mask)
             return exact, mask
-        is_needed = mask is None or bool((mask & kept.logical_not()).any())  # ignored elements need no record
-        result = left([masked], [value])[0] if is_needed else value
-        if not nothing_counts(kept):
-            result = _Joined.apply(exact, result, kept)  # type: ignore[no-untyped-call]
-            remember(result, mask)
-        return result, mask
+        return left([masked], [value])[0], mask
 
-    def _kept(self, exact: Tensor, mask: Mask) -> Tensor:
-        """True at each element of a recorded result that keeps PyTorch's record, whose next derivative has its bits.
+    def _keeps_record(self, exact: Tensor, mask: Mask) -> bool:
+        """Whether a recorded result keeps PyTorch's record, whose next derivative has PyTorch's bits.
 
-        The formula's record knows which elements were ignored, and PyTorch's does not. So the formula's is needed for
-        elements that were mixed with NaN, or with ignored elements if a zero may become NaN ahead.
+        The formula's record knows which elements were ignored, and PyTorch's does not. So the formula's is needed if
+        elements were mixed with NaN, or with ignored elements if a zero may become NaN ahead.
         """
-        kept = exact.detach().isfinite()
+        if not is_finite(exact.detach()):
+            return False
         if in_forward_mode():
-            return (kept.all() & is_finite(tangent_of(exact))).expand(exact.shape)
-        if mask is not None and not self.owner.is_safe_ahead(self.node):
-            kept = kept & mask
-        mixes = self.function.mixes
-        for dim in range(exact.dim()) if mixes is None else mixes(self.node):
-            if max(dim, ~dim) < exact.dim():  # a vector of scales has no columns
-                kept = kept.all(dim, keepdim=True)
-        return kept.expand(exact.shape)
+            return is_finite(tangent_of(exact))
+        return all_count(mask) or self.owner.is_safe_ahead(self.node)

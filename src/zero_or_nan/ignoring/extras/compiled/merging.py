@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....masks.cotangent import CHUNK, can_carry
+from ....masks.cotangent import can_carry
 from ....masks.mask import everywhere, extent
 from ....masks.numbers import is_number
+
+CHUNK = 1 << 16
+"""The number of elements that are merged at a time, so that they stay in the processor's cache."""
 
 
 class Merging:
