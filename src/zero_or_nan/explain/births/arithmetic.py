@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import Mode, is_sparse, tree_map_only
-from ..program.tensors import NeedsOthersError, numbers_of, rerun, tensors_in
+from ..program.rerun import rerun
+from ..program.tensors import NeedsOthersError, numbers_of, tensors_in
 
 
 class Computation(NamedTuple):

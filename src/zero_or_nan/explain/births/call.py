@@ -22,6 +22,7 @@ from torch.nn import Parameter
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import any_of, is_sparse, part_here, tree_map_only, was_broadcast
 from ..program.code import Place, Plan, optimizer_here, plan_of
+from ..program.rerun import on_copies, rerun
 from ..program.tensors import (
     NeedsOthersError,
     each_in,
@@ -30,8 +31,6 @@ from ..program.tensors import (
     is_finite,
     not_finite,
     numbers_of,
-    on_copies,
-    rerun,
     tensors_in,
 )
 from .arithmetic import Computation, first_born, is_nan, number

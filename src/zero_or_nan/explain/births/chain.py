@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ...ignoring.inside import tree_map, tree_map_only
-from ..program.tensors import node_of, on_copies, rerun, without_side_effects
+from ..program.rerun import on_copies, rerun, without_side_effects
+from ..program.tensors import node_of
 from .call import Call
 
 DEPTH = 12

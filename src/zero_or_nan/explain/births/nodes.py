@@ -29,7 +29,8 @@ from ...ignoring.inside import (
     senders_of,
 )
 from ..program.code import Place, place_here, users_frame
-from ..program.tensors import are_finite, here_of, is_finite, not_finite, numbers_of, on_copies, rerun
+from ..program.rerun import on_copies, rerun
+from ..program.tensors import are_finite, here_of, is_finite, not_finite, numbers_of
 from .arithmetic import Computation, first_born, limit, number, operand
 from .call import Call, come_in, describe, finite_ones
 from .diagnosis import Born, Events

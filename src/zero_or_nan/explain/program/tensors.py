@@ -1,7 +1,7 @@
 """The numbers of the user's tensors: which are not finite, and where they are in memory.
 
 To read them takes operators of PyTorch. `unseen` keeps these out of sight of the user's modes, PyTorch's profilers and
-`torch.jit.trace`. `rerun` and `on_copies` let code of PyTorch run a second time, and nothing of the user's changes.
+`torch.jit.trace`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import threading
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +23,6 @@ from ...ignoring.inside import (
     any_of,
     form_of,
     functions_unseen,
-    home,
     is_profiled,
     is_sparse,
     is_wrapped,
@@ -38,9 +35,7 @@ from ...ignoring.inside import (
     stored,
     stored_at,
     total,
-    tree_map_only,
 )
-from .asserts import without_asserts
 
 _enable_profiler: Any = torch.autograd._enable_record_function  # type: ignore[attr-defined]
 _modes = torch._C._len_torch_dispatch_stack
@@ -65,8 +60,6 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_extra: Counter[int] = Counter()
-"""How many extra passes run, by the thread that began them."""
 
 
 class _Unseen:
@@ -86,7 +79,7 @@ class _Unseen:
         if self.is_profiled:
             _here.depth += 1
             _enable_profiler(False)
-        self.alone = _Alone() if shared_forms() else nullcontext()
+        self.alone = Alone() if shared_forms() else nullcontext()
         self.alone.__enter__()
 
     def __exit__(self, *details: Any) -> None:
@@ -376,7 +369,7 @@ def first_stored(tensor: Tensor, elements: Tensor) -> list[tuple[int, ...]] | No
     return [(*indices[at].tolist(), *rest) for at, *rest in first_entries(elements)]
 
 
-# Code that runs a second time.
+# Several processes.
 
 
 def in_several_processes() -> bool:
@@ -388,7 +381,7 @@ class NeedsOthersError(RuntimeError):
     """Code that runs a second time needs the other processes, which don't run it again."""
 
 
-class _Alone(Mode):
+class Alone(Mode):
     """Refuses to communicate. The other processes would not answer, and this one would wait for them forever."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -406,76 +399,3 @@ _COMMUNICATE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtens
 def is_collective(func: Any) -> bool:
     """Whether a function is an operator that exchanges tensors between processes. Its result may not be there yet."""
     return str(func).partition(".")[0] in _COMMUNICATE
-
-
-def is_extra() -> bool:
-    """Whether a backward pass in this thread is an extra pass, of any watch."""
-    return _extra[home()] > 0
-
-
-@contextmanager
-def extra() -> Iterator[None]:
-    """While entered, backward passes in this thread are extra passes, which no watch reports on."""
-    thread = home()
-    _extra[thread] += 1
-    try:
-        yield
-    finally:
-        _extra[thread] -= 1
-
-
-@contextmanager
-def without_side_effects() -> Iterator[None]:
-    """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    alone = _Alone() if in_several_processes() else nullcontext()
-    with unseen(), alone, without_asserts(), torch.random.fork_rng(devices=list(devices)), without_warnings():
-        yield
-
-
-class _OfThisThread:
-    """The pattern of a filter that matches each warning of one thread."""
-
-    def __init__(self) -> None:
-        self.thread = home()
-
-    def match(self, text: str) -> bool:
-        return home() == self.thread
-
-
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """While entered, this thread shows no warning. `warnings.catch_warnings` puts back what other threads changed."""
-    only_here: Any = ("ignore", _OfThisThread(), Warning, None, 0)
-    warnings.filters.insert(0, only_here)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # another thread has put back the filters of before
-            warnings.filters.remove(only_here)  # type: ignore[attr-defined]
-
-
-@contextmanager
-def rerun() -> Iterator[None]:
-    """The same for code that runs a second time: it records no graph either."""
-    with without_side_effects(), torch.no_grad():
-        yield
-
-
-def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """The arguments with a copy of each tensor, so that a function that runs again changes nothing."""
-
-    def copied(tensor: Tensor) -> Tensor:
-        copy = tensor.detach()
-        here = numbers_of(tensor)
-        if change is not None and here is not None and not is_sparse(copy):
-            return change(copy)
-        copy = copy.clone() if here is not None or not tensor.is_sparse else copy
-        if change is None or here is None:
-            return copy
-        changed = change(here)
-        copy = copy.to(changed.dtype)
-        stored(copy).copy_(changed)
-        return copy
-
-    return tree_map_only(Tensor, copied, things)

@@ -32,8 +32,8 @@ from ...ignoring.inside import Edge, edge_of, forward_class, is_leaf
 from ..births.findings import CALLED, Findings, note_region, region_of
 from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, is_inside, is_module, modules_around, of_variables, place_at
-from ..program.randomness import RandomState
-from ..program.tensors import is_finite, node_of, not_finite, numbers_of, unseen, without_side_effects
+from ..program.rerun import RandomState, without_side_effects
+from ..program.tensors import is_finite, node_of, not_finite, numbers_of, unseen
 
 UNCOMPILED = 'with torch.compiler.set_stance("force_eager"), it runs uncompiled'
 RAN_AGAIN = "explain ran a compiled region a second time, uncompiled and on copies, to find the line inside of it"

@@ -43,17 +43,8 @@ from ...ignoring.inside import (
 )
 from ..births.findings import Scope, runs_hook
 from ..program.code import buffers_of, is_recomputed, plan_of
-from ..program.tensors import (
-    are_finite,
-    bad_numbers_of,
-    extra,
-    in_several_processes,
-    is_extra,
-    not_finite,
-    tensors_in,
-    unseen,
-    without_side_effects,
-)
+from ..program.rerun import extra, is_extra, without_side_effects
+from ..program.tensors import are_finite, bad_numbers_of, in_several_processes, not_finite, tensors_in, unseen
 
 function_modes = _get_current_function_mode_stack
 """The modes for functions that are on in this thread, the uppermost last."""

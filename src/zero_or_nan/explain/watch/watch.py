@@ -38,7 +38,8 @@ from ..births.diagnosis import Diagnosis, Verdict, diagnose_results
 from ..births.findings import HOOKS, Findings, Mistakes, Scope
 from ..births.provenance import Birth
 from ..program.code import Places, users_frame
-from ..program.tensors import is_compiling, is_extra, tensors_in, unseen
+from ..program.rerun import is_extra
+from ..program.tensors import is_compiling, tensors_in, unseen
 from ..report.course import Course, largest, loss_among
 from ..report.narration import Names, Narration
 from ..report.report import NotFiniteError, Report
