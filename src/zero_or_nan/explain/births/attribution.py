@@ -16,7 +16,16 @@ from torch import Tensor
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import any_of, has_wrapper, inside_wrapper, is_region, is_sparse, unwrapped
 from ..program.code import Place, buffers_of, is_loading, is_transforming, overwritten_by
-from ..program.tensors import bad_numbers_of, is_finite, node_of, not_finite, numbers_of, tensors_in, unreadable_layout
+from ..program.tensors import (
+    bad_in,
+    bad_numbers_of,
+    is_finite,
+    node_of,
+    not_finite,
+    numbers_of,
+    tensors_in,
+    unreadable_layout,
+)
 from .call import (
     Call,
     Change,
@@ -176,7 +185,7 @@ class Attribution:
         found = Operands([], [], [], [])
         for tensor in call.tensors():
             here = numbers_of(tensor)
-            bad_here = None if here is None or id(tensor) in skipped else self.findings.bad.of(here)
+            bad_here = None if here is None or id(tensor) in skipped else bad_in(here)
             if here is None or bad_here is None:
                 continue
             original = args[0] if tensor is before and not is_sparse(tensor) else tensor

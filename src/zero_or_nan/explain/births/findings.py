@@ -32,7 +32,7 @@ from ...ignoring.inside import (
     saw,
 )
 from ..program.code import Place, is_recomputed, printable
-from ..program.tensors import BadElements, address, bad_numbers_of, memory, node_of, tensors_in
+from ..program.tensors import address, bad_numbers_of, memory, node_of, tensors_in
 from .call import Call
 from .chain import DEPTH, Chain, chain_of
 from .provenance import Birth, Provenance, Provenances, all_births
@@ -283,7 +283,6 @@ class Findings:
         provenances: those of the tensors that are not finite.
         secondhand: provenances of tensors that are finite, but were computed from the gradient of a loss that was not.
         uninitialized: provenances of tensors whose memory was not finite when PyTorch handed it out.
-        bad: of which elements of the tensors are not finite.
         unconsumed: by memory, the provenances of results that no function has used yet.
         carries: whether any node carries a note about elements that are not finite.
         history: the last calls.
@@ -297,7 +296,6 @@ class Findings:
         self.secondhand = Provenances()
         self.uninitialized = Provenances()
         self.unconsumed: dict[int | None, Provenance] = {}
-        self.bad = BadElements()
         self.carries = False
         self.history = History(self.provenances)
         self.compiled_at: Place | None = None
@@ -336,7 +334,6 @@ class Findings:
         self.secondhand.clear()
         self.uninitialized.clear()
         self.unconsumed.clear()
-        self.bad.clear()
         self.history.clear()
         self.compiled_at = None  # a place has the user's module
 

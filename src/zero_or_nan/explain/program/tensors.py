@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from ...ignoring.inside import (
@@ -100,10 +99,6 @@ _DENSE = (Tensor, Parameter)
 
 _SMALL = 10_000
 """Tensors with at most this many elements are added up together: for these, calling PyTorch takes most of the time."""
-
-_MOST_KEPT = 16
-_MOST_SMALL = 100_000
-"""How many are kept, and how many elements of small ones."""
 
 _MOST_AT_ONCE = 1_000_000
 """How many elements are compared in one step. Each step needs as much memory again."""
@@ -216,24 +211,33 @@ def unreadable_layout(tensor: Tensor) -> str:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all elements are finite.
+    """Whether all elements are finite."""
+    return bad_in(tensor) is None
+
+
+def bad_in(tensor: Tensor) -> Tensor | None:
+    """Where the elements are NaN or infinite; None if all are finite.
 
     Any NaN or inf makes the sum NaN or inf. Large finite elements may do so too, so such a tensor is checked element by
     element.
     """
-    number = total(tensor).item()
-    return bool(number - number == 0) or is_finite_at_each(tensor)
+    value = total(tensor).item()
+    if value - value == 0:
+        return None
+    bad = not_finite(tensor)
+    return bad if any_of(bad) else None
+
+
+def bad_of(tensor: Any) -> Tensor | None:
+    """Where a tensor is not finite; None if it is everywhere, or if its numbers cannot be read."""
+    here = numbers_of(tensor)
+    return None if here is None else bad_in(here)
 
 
 def bad_numbers_of(tensor: Any) -> Tensor | None:
     """The numbers of a tensor of which one is not finite; None if all are, or if they cannot be read."""
     here = numbers_of(tensor)
     return None if here is None or is_finite(here) else here
-
-
-def is_finite_at_each(tensor: Tensor) -> bool:
-    """The same where the sum of all elements is not finite. A finite number minus itself is 0, any other NaN."""
-    return bool(total(tensor - tensor).item() == 0)
 
 
 def not_finite(tensor: Tensor) -> Tensor:
@@ -251,51 +255,6 @@ def _not_finite_at_once(tensor: Tensor) -> Tensor:
     """The same with a second tensor of the same size."""
     difference = tensor - tensor  # 0, or NaN
     return difference.ne(difference)
-
-
-class BadElements:
-    """Where the last tensors that were looked at are not finite.
-
-    What one function or node passes on is what the next one gets, and this is asked for again. What is kept are
-    few tensors of bools, and together not larger than two of the last one, or they are small.
-    """
-
-    def __init__(self) -> None:
-        self._size = 0
-        self._kept: dict[int, tuple[tuple[Any, ...], StorageWeakRef, Tensor]] = {}
-
-    def of(self, tensor: Tensor) -> Tensor | None:
-        """Where the elements are NaN or infinite, in a tensor that nobody may change; None if all are finite."""
-        value = total(tensor).item()  # even of what is kept, for NumPy may have written to it
-        return None if value - value == 0 else self.of_bad(tensor)
-
-    def of_bad(self, tensor: Tensor) -> Tensor | None:
-        """The same if it is known already that the sum of the elements is not finite."""
-        is_kept = not tensor.is_inference()
-        if is_kept:
-            storage = tensor.untyped_storage()
-            layout = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
-            key, at = storage._cdata, (tensor._version, *layout)
-            kept = self._kept.get(key)
-            if kept is not None and kept[0] == at:
-                return kept[2]
-        bad = not_finite(tensor)
-        if not any_of(bad):
-            return None
-        if is_kept:
-            self._keep(key, at, StorageWeakRef(storage), bad)
-        return bad
-
-    def _keep(self, key: int, at: tuple[Any, ...], storage: StorageWeakRef, bad: Tensor) -> None:
-        _, _, before = self._kept.pop(key, (None, None, None))
-        self._size += bad.numel() - (0 if before is None else before.numel())
-        while len(self._kept) >= _MOST_KEPT or self._kept and self._size > max(_MOST_SMALL, 2 * bad.numel()):
-            self._size -= self._kept.pop(next(iter(self._kept)))[2].numel()
-        self._kept[key] = at, storage, bad
-
-    def clear(self) -> None:
-        self._kept.clear()
-        self._size = 0
 
 
 def beyond(bad: Tensor, other: Tensor) -> Tensor | None:

@@ -48,6 +48,7 @@ from ..program.tensors import (
     are_finite,
     are_finite_at_once,
     bad_numbers_of,
+    bad_of,
     beyond,
     in_several_processes,
     is_finite,
@@ -56,8 +57,6 @@ from ..program.tensors import (
 )
 from .regions import NOT_INSIDE, Regions, SecondRun, outputs_of
 from .shadow import Sandbox, Shadow, shadow_of
-
-_STRIDED = torch.strided
 
 
 class Request(NamedTuple):
@@ -237,16 +236,7 @@ class Backward:
             try:
                 bad: dict[int, Tensor] = {}
                 for at, result in enumerate(results):
-                    if type(result) is Tensor and result.dtype is torch.float32 and result.layout is _STRIDED:
-                        try:  # the usual case, in as few steps as possible
-                            total = result.sum().item()
-                        except RuntimeError:  # on the meta device, or nested
-                            continue
-                        elements = None if total - total == 0 else self.findings.bad.of_bad(result)
-                    else:
-                        here = numbers_of(result)
-                        elements = None if here is None else self.findings.bad.of(here)
-                    if elements is not None:
+                    if (elements := bad_of(result)) is not None:
                         bad[at] = elements
                 if bad:
                     self._not_finite(node, results, arriving, bad)
@@ -314,12 +304,11 @@ class Backward:
         provenances: list[Provenance] = []
         came: Tensor | None = None
         for at, value in enumerate(arriving):
-            here = numbers_of(value)
-            bad = None if here is None else self.findings.bad.of(here)
-            if here is not None and bad is not None:
-                came = bad
-                provenance = self.arrived.get((node, at)) or self.findings.provenances.of(value)
-                provenance = provenance or self.births.of_sum((node, at), here, self.holders.get((node, at), False))
+            bad = bad_of(value)
+            if bad is not None:
+                came, edge = bad, (node, at)
+                provenance = self.arrived.get(edge) or self.findings.provenances.of(value)
+                provenance = provenance or self.births.of_sum(edge, numbers_of(value), self.holders.get(edge, False))
                 if provenance is not None:
                     provenances.append(provenance)
         return provenances, came

@@ -19,7 +19,17 @@ from ..births.call import Call, casts_on, come_in, describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, note_call
 from ..births.provenance import Birth, Provenance, joined
 from ..program.code import Place, Places, Plan, is_recoverable, plan_of
-from ..program.tensors import bad_numbers_of, is_finite, is_shared, node_of, not_finite, numbers_of, tensors_in, unseen
+from ..program.tensors import (
+    bad_in,
+    bad_numbers_of,
+    is_finite,
+    is_shared,
+    node_of,
+    not_finite,
+    numbers_of,
+    tensors_in,
+    unseen,
+)
 from .regions import Regions
 from .shadow import Sandbox, function_modes, functions_seen
 
@@ -149,7 +159,6 @@ class Forward(TorchFunctionMode):
                 self.findings.consume((args, kwargs))
             if plan.in_place:
                 self._spread_secondhand(args)
-                self.findings.bad.clear()  # what was written by way of `.data` has the version that it had
             if type(result) is Tensor:
                 place: Place | None = None
                 node = node_of(result)
@@ -164,7 +173,7 @@ class Forward(TorchFunctionMode):
                     call = Call(func, plan.name, place, args, kwargs, casts, is_recorded=recording)
                     self.findings.history.note(call, result, node)
                 here = numbers_of(result)
-                bad = None if here is None else self.findings.bad.of(here)
+                bad = None if here is None else bad_in(here)
                 if here is None or bad is None:
                     if plan.in_place and here is not None:
                         self._forget_overwritten(here)
@@ -240,7 +249,7 @@ class Forward(TorchFunctionMode):
                 place = place or self.places.here()
                 note_call(node, plan.name, place)
             here = numbers_of(tensor)
-            bad = None if here is None else self.findings.bad.of(here)
+            bad = None if here is None else bad_in(here)
             if here is not None and bad is not None:
                 results.append(Result(at, tensor, here, bad))
         if results:
