@@ -356,17 +356,10 @@ def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
     return describe("given", call, tensor, bad, number(first), infinite=infinite, tensor=weakref.ref(tensor), base=base)
 
 
-def come_out(tensor: Tensor, here: Tensor, bad: Tensor, call: Call, source: str) -> Birth:
-    """The birth of what a call took out of a source whose numbers cannot be read."""
-    text = f"{number(here[bad][0].item())} out of {source}{UNREADABLE}"
-    return describe("given", call, tensor, bad, text)
-
-
-def held_before(grad: Tensor, here: Tensor, call: Call) -> Birth:
-    """The birth of a `.grad` that is not finite before a pass adds to it."""
+def come_from(source: str, tensor: Tensor, here: Tensor, call: Call, held: bool = False) -> Birth:
+    """The birth of a tensor that came in from a source whose numbers are not the block's."""
     bad = not_finite(here)
-    text = f"{number(here[bad][0].item())} in .grad before this pass"
-    return describe("given", call, grad, bad, text, held=True)
+    return describe("given", call, tensor, bad, f"{number(here[bad][0].item())} {source}", held=held)
 
 
 def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change) -> Birth:

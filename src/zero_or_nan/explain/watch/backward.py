@@ -28,7 +28,7 @@ from ...ignoring.inside import (
     not_compiled,
     unsafe_nodes,
 )
-from ..births.call import Call, come_in, held_before
+from ..births.call import Call, come_from, come_in
 from ..births.diagnosis import Diagnosis, Events, Inside, Reached, Verdict, diagnose, with_hidden
 from ..births.findings import (
     CALLED,
@@ -197,7 +197,7 @@ class Backward:
             self.holders[edge] = False
             provenance = self.findings.provenances.of(grad) or self.findings.secondhand.of(grad)
             if provenance is None:
-                birth = birth or held_before(grad, here, _call_here())
+                birth = birth or come_from("in .grad before this pass", grad, here, _call_here(), held=True)
                 provenance = Provenance({birth: ()})
                 self.findings.provenances.keep(grad, provenance)
             self.arrived[edge] = provenance

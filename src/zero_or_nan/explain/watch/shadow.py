@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils import checkpoint
 
 from ...ignoring.inside import (
@@ -51,6 +51,54 @@ function_modes = _get_current_function_mode_stack
 
 functions_seen = torch._C._EnableTorchFunction
 """A context in which the modes for functions see what is called, also inside of `unseen`."""
+
+
+class OnStack(TorchFunctionMode):
+    """A mode for functions that may leave the stack of modes from any position."""
+
+    def is_on(self) -> bool:
+        """Whether this mode sees the next call."""
+        return self in function_modes()
+
+    def is_on_top(self) -> bool:
+        """Whether no other mode sees the next call before this one."""
+        return function_modes()[-1:] == [self]
+
+    def leave(self) -> None:
+        """Leave from any position in the stack: blocks in generators end in any order, and in any thread.
+
+        After Ctrl-C this mode may be there twice: PyTorch puts it back after each call.
+        """
+        above = []
+        while self.is_on():
+            mode = _pop_mode()
+            if mode is not self:
+                above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While entered, this mode is not there, if it is on top of the stack."""
+        is_top = self.is_on_top()
+        if is_top:
+            _pop_mode()
+        try:
+            yield
+        finally:
+            if is_top:
+                _push_mode(self)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While entered, this is the only mode: what runs a second time must not be seen by those of the user."""
+        others = [_pop_mode() for _ in function_modes()]
+        try:
+            with functions_seen(), self:
+                yield
+        finally:
+            for mode in reversed(others):
+                _push_mode(mode)
 
 
 class Shadow(Observer):
@@ -285,7 +333,7 @@ class Sandbox:
         return run
 
 
-class _Undoing(TorchFunctionMode):
+class _Undoing(OnStack):
     """While it is on, remembers what a checkpoint writes to.
 
     Args:
@@ -310,10 +358,6 @@ class _Undoing(TorchFunctionMode):
             return
         with functions_seen(), nullcontext() if self.is_on() else self:
             yield
-
-    def is_on(self) -> bool:
-        """Whether the extra pass runs in this thread."""
-        return self in function_modes()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

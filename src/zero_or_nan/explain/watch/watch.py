@@ -118,7 +118,7 @@ class Watch:
                     torch.no_grad(),
                     temporarily_clear_interpreter_stack(),
                 ):
-                    self.forward.attribution.came_out(results, self.places.here())
+                    self.forward.came_out(results, self.places.here())
                 return results
         if self.sandbox.is_entered:
             return self.sandbox.run(run, roots, *args, **kwargs)
