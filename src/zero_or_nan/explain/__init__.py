@@ -22,9 +22,8 @@ files that are named after it, so you can read on from any file.
 4. `watch/` sees what happens. `watch` replaces some functions of PyTorch while the block runs, and owns the other
    parts. `forward` checks what each function returns: `sqrt` gave 0, and `log` made -inf of this finite number, so the
    -inf was *born* there, and `clamp` took it. `backward` checks what each node of the graph passes on: the node of
-   `log` passed on a NaN, 0 × inf, and this NaN reached x. `regions` looks
-   into compiled code. `shadow` runs this backward pass first with `ignoring`, in a sandbox. That pass sends no gradient
-   to the -inf.
+   `log` passed on a NaN, 0 × inf, and this NaN reached x. `regions` looks into compiled code. `shadow` runs this
+   backward pass first with `ignoring`, in a sandbox. That pass sends no gradient to the -inf.
 5. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
    training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`. If
    the loss uses the element, `trial` runs other ways to write the formula on your numbers. `matching` finds those that
@@ -37,8 +36,9 @@ files that are named after it, so you can read on from any file.
    runs one of them again with other numbers. `arithmetic`: `log(0) = -inf`, as text. `provenance` has the births that
    a tensor comes from.
 7. `program/` reads your program. `source`: what you wrote in the line of a call, what a name means in another line,
-   and which names are free. `rerun` runs code a second time, and leaves everything of yours as it was. `code`: the line of a call, and what the name of its function says.
-   `tensors`: which of a tensor's numbers are not finite. They are read out of sight of your modes and profilers.
+   and which names are free. `rerun` runs code a second time, and leaves everything of yours as it was. `code`: the
+   line of a call, and what the name of its function says. `tensors`: which of a tensor's numbers are not finite. They
+   are read out of sight of your modes and profilers.
 """
 
 from .block import explain

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import any_of, is_sparse, part_here, tree_map_only, was_broadcast
@@ -222,8 +221,6 @@ def apart(call: Call, result: Tensor, bad: Tensor, came: Sequence[Tensor], at: i
                 births = births & ~bad_there
         if not any_of(births):  # found out without another run
             return None
-    if _is_small_product(call, result):
-        return None
     for change in _STAND_INS:
         alone = call.result(at, result, change)
         if alone is None or is_finite(alone):
@@ -232,24 +229,6 @@ def apart(call: Call, result: Tensor, bad: Tensor, came: Sequence[Tensor], at: i
         if not any_of(births):
             return None
     return births
-
-
-def _is_small_product(call: Call, result: Tensor) -> bool:
-    """Whether the result is a sum of products, which cannot overflow once 1 is in place of NaN and infinities.
-
-    For large operands it takes much less to find this out than to multiply once more.
-    """
-    numbers = [tensor for tensor in call.tensors() if type(tensor) in (Tensor, Parameter)]
-    if not numerics_of(call.name).products or len(numbers) != len(call.tensors()) or result.is_complex():
-        return False
-    sizes = []
-    for tensor in numbers:
-        here = numbers_of(tensor)
-        if here is None:
-            return False
-        sizes.append(max(1.0, *(abs(float(end)) for end in torch.aminmax(finite_ones(here)))))
-    largest = max(tensor.numel() for tensor in numbers) * max(sizes) ** 2 + max(sizes)
-    return largest < torch.finfo(result.dtype).max / 2
 
 
 def came_too(call: Call, births: Tensor, at: int) -> Tensor:

@@ -17,12 +17,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ...functions.numerics import numerics_of_node
-from ...ignoring.inside import Edge
+from ...ignoring.inside import Edge, Graph, Observer, senders_of
+from ..program.tensors import are_finite, bad_of
 from .findings import CALLED, Carried
 from .provenance import Birth, Kind, Provenance
 
@@ -117,23 +118,51 @@ Senders = Mapping[Any, Sequence[Edge]]
 """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
 
 
-class Shadow(Protocol):
-    """The outcome of the same pass run by `ignoring`."""
+class Shadow(Observer):
+    """The outcome of a pass of `ignoring` that changes no gradient.
 
-    @property
-    def masks(self) -> Mapping[Edge, Tensor | None]:
-        """By edge, the elements that the loss uses; None for all of them."""
+    Attributes:
+        finite: by node, whether what `ignoring` passes on there is finite.
+        masks: the masks at the edges that were asked for.
+        made: the results of nodes that are not finite though, as far as is known, what arrived there was: the node, the
+            number of the result, and its elements that are not finite and that the loss uses.
+        is_complete: whether `ignoring` could follow each operator.
+    """
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether `ignoring` could follow each operator."""
-
-    @property
-    def finite(self) -> Mapping[Any, bool]:
-        """By node, whether what `ignoring` passes on there is finite."""
+    def __init__(self, graph: Graph) -> None:
+        self.finite: dict[Any, bool] = {}
+        self.made: list[tuple[Any, int, Tensor]] = []
+        self.is_complete = True
+        self._graph = graph
+        self._senders: dict[Any, list[Edge]] = {}
+        self.masks: dict[Edge, Tensor | None] = {}
+        self._edges: dict[Edge, bool] = {}
+        self._leaves: dict[int, bool] = {}
 
     def fixed(self, target: Any, edge: Edge) -> bool:
-        """Whether `ignoring` gave a finite gradient there."""
+        """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
+        return self._edges.get(edge, self._leaves.get(id(target), False))
+
+    def let_go(self) -> None:
+        """Forget the graph, which the pass that follows frees."""
+        self._graph, self._senders = {}, {}
+
+    def not_followed(self) -> None:
+        """Remember that the pass could not follow an operator."""
+        self.is_complete = False
+
+    def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Tensor | None]) -> None:
+        """Remember whether everything that a node hands on is finite."""
+        self.finite[node] = are_finite(values)
+        if self.finite[node]:
+            return
+        if not self._senders:
+            self._senders = senders_of(self._graph)
+        if all(self.finite.get(sender, True) for sender, _ in self._senders.get(node, ())):
+            for at, (value, mask) in enumerate(zip(values, masks, strict=False)):
+                bad = bad_of(value)
+                if bad is not None:
+                    self.made.append((node, at, bad & mask if mask is not None and mask.shape == bad.shape else bad))
 
 
 class Verdict(NamedTuple):

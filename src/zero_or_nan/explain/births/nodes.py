@@ -32,7 +32,7 @@ from ..program.code import Place, place_here, users_frame
 from ..program.rerun import on_copies, rerun
 from ..program.tensors import are_finite, here_of, is_finite, not_finite, numbers_of
 from .arithmetic import Computation, first_born, limit, number, operand
-from .call import Call, come_in, describe, finite_ones
+from .call import Call, Change, come_in, describe, finite_ones
 from .diagnosis import Born, Events
 from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed_by, runs_hook, saved_by, share_readable
 from .provenance import Birth, Provenance, all_births
@@ -106,13 +106,8 @@ class Callers:
 
 def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
     """Whether a node gives finite gradients for finite cotangents, as far as that can be tried."""
-    if not can_run_again(node):
-        return True
-    try:
-        with rerun():
-            return are_finite(run(node, *_finite(arriving)))
-    except Exception:
-        return True
+    again = _again(node, arriving, finite_ones)
+    return again is None or are_finite(again)
 
 
 def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came: Tensor | None = None) -> bool:
@@ -138,10 +133,8 @@ def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> 
         cotangent = numbers_of(arriving[0])
         if cotangent is not None and is_element_by_element(node, arriving, bad):
             index = tuple(bad.nonzero()[0].tolist())
-            slope = math.inf
-            if can_run_again(node):
-                with rerun():
-                    slope = run(node, torch.ones_like(cotangent))[at][index].item()
+            again = _again(node, arriving, torch.ones_like)
+            slope = math.inf if again is None else again[at][index].item()
             point = _point(node, index, bad)
             if not (point and math.isnan(slope)):  # at a finite point, the computation says more
                 return f"{number(cotangent[index].item())} × {number(slope)}{point}"
@@ -153,9 +146,9 @@ def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) 
     """Whether the true value is a number that the dtype has no room for."""
     if not can_run_again(node):
         return False
-    with contextlib.suppress(Exception), rerun():
-        small = [None if value is None else torch.sign(value) * 1e-3 for value in _finite(arriving)]
-        slopes = numbers_of(run(node, *small)[at])
+    with contextlib.suppress(Exception):
+        again = _again(node, arriving, lambda value: torch.sign(finite_ones(value)) * 1e-3)
+        slopes = None if again is None else numbers_of(again[at])
         if slopes is not None and is_finite(slopes.sum_to_size(bad.shape)[bad]):  # a bias was broadcast
             return True
     if is_elementwise(node):
@@ -164,18 +157,21 @@ def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) 
     return born is not None and not born.is_pole
 
 
+def _again(node: Any, arriving: Sequence[Any], change: Change) -> Sequence[Any] | None:
+    """What a derivative gives for cotangents that are changed first; None if it can't run again."""
+    if can_run_again(node):
+        with contextlib.suppress(Exception), rerun():
+            return run(node, *on_copies(list(arriving), change))
+    return None
+
+
 def _first_born(node: Any, arriving: Sequence[Any], entries: Tensor | None = None) -> Computation | None:
     """The first number that is not finite when a derivative runs again on finite cotangents."""
     if can_run_again(node):
         with contextlib.suppress(Exception):
-            finite = _finite(arriving)
+            finite = on_copies(list(arriving), finite_ones)
             return first_born(lambda: run(node, *finite), entries)
     return None
-
-
-def _finite(arriving: Sequence[Any]) -> list[Any]:
-    """The cotangents, with 1 for each element that is not finite."""
-    return on_copies(list(arriving), finite_ones)
 
 
 def _is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
@@ -368,12 +364,9 @@ class NodeBirths:
         """Note what a node makes in the shadow, now that its derivative can still run."""
         caller = self._callers.of(node)
         share_readable(node, caller.node)
-        if not can_run_again(node):
-            return
         ones = [torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in node._input_metadata]
-        slopes = None
-        with contextlib.suppress(Exception), rerun():
-            slopes = numbers_of(run(node, *ones)[at])
+        again = _again(node, ones, torch.ones_like)
+        slopes = None if again is None else numbers_of(again[at])
         if slopes is None or slopes.shape != bad.shape:
             return
         bad = bad & not_finite(slopes)

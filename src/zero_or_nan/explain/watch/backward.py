@@ -29,7 +29,7 @@ from ...ignoring.inside import (
     unsafe_nodes,
 )
 from ..births.call import Call, come_from, come_in
-from ..births.diagnosis import Diagnosis, Events, Inside, Reached, Verdict, diagnose, with_hidden
+from ..births.diagnosis import Diagnosis, Events, Inside, Reached, Shadow, Verdict, diagnose, with_hidden
 from ..births.findings import (
     CALLED,
     Carried,
@@ -56,7 +56,7 @@ from ..program.tensors import (
     unseen,
 )
 from .regions import NOT_INSIDE, Regions, SecondRun, outputs_of
-from .shadow import Sandbox, Shadow, shadow_of
+from .shadow import Sandbox, shadow_of
 
 
 class Request(NamedTuple):
@@ -136,11 +136,10 @@ class Backward:
         self._check_vectors()
         if self.request.accumulates:
             self._check_holders()
-        if self.findings.carries:
-            own = self.findings.births.own
-            for node in self.graph:
-                if carried := carried_by(node):
-                    self.carried[node] = {at: own(pairs, itemgetter(0)) for at, pairs in carried.items()}
+        own = self.findings.births.own
+        for node in self.graph if self.findings.carries else ():
+            if carried := carried_by(node):
+                self.carried[node] = {at: own(pairs, itemgetter(0)) for at, pairs in carried.items()}
         if self.outer is None:
             mark_formulas(self.graph)
             unsafe = unsafe_nodes(self.graph, is_contaminated=bool(self.carried))
@@ -158,7 +157,10 @@ class Backward:
 
     def _check_roots(self) -> None:
         for root in self.request.roots:
-            provenance = self._provenance_of_root(root)
+            provenance = self.findings.of_bad(root)
+            is_watched = self.findings.provenances or self.findings.compiled_at is not None
+            if provenance is None and is_watched and self.outer is None and bad_of(root) is not None:
+                provenance = self.regions.made(root)
             if provenance is not None:
                 if self.outer is None:
                     self.events.reached.append(Reached("the loss", None, provenance))
@@ -201,15 +203,6 @@ class Backward:
                 provenance = Provenance({birth: ()})
                 self.findings.provenances.keep(grad, provenance)
             self.arrived[edge] = provenance
-
-    def _provenance_of_root(self, root: Any) -> Provenance | None:
-        """The same, also if the root comes straight out of a compiled region."""
-        if not self.findings.provenances and self.findings.compiled_at is None:
-            return None
-        provenance = self.findings.of_bad(root)
-        if provenance is None and self.outer is None and bad_numbers_of(root) is not None:
-            return self.regions.made(root)
-        return provenance
 
     def _cast_shadow(self, unsafe: Sequence[Any]) -> None:
         keep = [(node, 0) for node in unsafe if not is_leaf(node)]
@@ -335,7 +328,9 @@ class Backward:
             if output is None or not output.requires_grad:
                 self.regions.note(NOT_INSIDE)
                 return {}
-            counts = self._counting((node, at), value)
+            mask = None if self.shadow is None else self.shadow.masks.get((node, at))
+            is_known = mask is not None and mask.shape == value.shape
+            counts = mask if is_known else torch.ones(value.shape, dtype=torch.bool, device=value.device)
             with torch.enable_grad():
                 roots.append(output[counts])
             vectors.append(value.detach()[counts])
@@ -355,13 +350,6 @@ class Backward:
             else:
                 self.regions.differs(node)
         return found
-
-    def _counting(self, edge: Edge, value: Tensor) -> Tensor:
-        """The elements of a cotangent that the loss uses, as far as that is known."""
-        mask = None if self.shadow is None else self.shadow.masks.get(edge)
-        if mask is not None and mask.shape == value.shape:
-            return mask
-        return torch.ones(value.shape, dtype=torch.bool, device=value.device)
 
     def _through(
         self, roots: Sequence[Tensor], vectors: Sequence[Tensor], again: SecondRun, came: dict[Edge | None, Provenance]

@@ -26,7 +26,6 @@ from torch.utils import checkpoint
 from ...ignoring.inside import (
     Edge,
     Graph,
-    Observer,
     edge_of,
     forward_class,
     functions_unseen,
@@ -38,13 +37,13 @@ from ...ignoring.inside import (
     never_traced,
     not_compiled,
     pass_over,
-    senders_of,
     tree_map,
 )
+from ..births.diagnosis import Shadow
 from ..births.findings import Scope, runs_hook
 from ..program.code import buffers_of, is_recomputed, plan_of
 from ..program.rerun import extra, is_extra, without_side_effects
-from ..program.tensors import are_finite, bad_numbers_of, in_several_processes, not_finite, tensors_in, unseen
+from ..program.tensors import are_finite, in_several_processes, tensors_in, unseen
 
 function_modes = _get_current_function_mode_stack
 """The modes for functions that are on in this thread, the uppermost last."""
@@ -99,54 +98,6 @@ class OnStack(TorchFunctionMode):
         finally:
             for mode in reversed(others):
                 _push_mode(mode)
-
-
-class Shadow(Observer):
-    """The outcome of a pass of `ignoring` that changes no gradient.
-
-    Attributes:
-        finite: by node, whether what `ignoring` passes on there is finite.
-        masks: the masks at the edges that were asked for.
-        made: the results of nodes that are not finite though, as far as is known, what arrived there was: the node, the
-            number of the result, and its elements that are not finite and that the loss uses.
-        is_complete: whether `ignoring` could follow each operator.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.finite: dict[Any, bool] = {}
-        self.made: list[tuple[Any, int, Tensor]] = []
-        self.is_complete = True
-        self._graph = graph
-        self._senders: dict[Any, list[Edge]] = {}
-        self.masks: dict[Edge, Tensor | None] = {}
-        self._edges: dict[Edge, bool] = {}
-        self._leaves: dict[int, bool] = {}
-
-    def fixed(self, target: Any, edge: Edge) -> bool:
-        """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
-        return self._edges.get(edge, self._leaves.get(id(target), False))
-
-    def let_go(self) -> None:
-        """Forget the graph, which the pass that follows frees."""
-        self._graph, self._senders = {}, {}
-
-    def not_followed(self) -> None:
-        """Remember that the pass could not follow an operator."""
-        self.is_complete = False
-
-    def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Tensor | None]) -> None:
-        """Remember whether everything that a node hands on is finite."""
-        self.finite[node] = are_finite(values)
-        if self.finite[node]:
-            return
-        if not self._senders:
-            self._senders = senders_of(self._graph)
-        if all(self.finite.get(sender, True) for sender, _ in self._senders.get(node, ())):
-            for at, (value, mask) in enumerate(zip(values, masks, strict=False)):
-                here = bad_numbers_of(value)
-                if here is not None:
-                    bad = not_finite(here)
-                    self.made.append((node, at, bad & mask if mask is not None and mask.shape == bad.shape else bad))
 
 
 def shadow_of(
