@@ -6,12 +6,11 @@ node. A note lives as long as its node, so a backward pass long after the block 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -41,11 +40,8 @@ T = TypeVar("T")
 
 _MOST_UNCONSUMED = 1000
 
-MOST_CALLS = 2000
-"""The number of calls that are kept."""
-
-MOST_BYTES = 1 << 28
-"""The size of the operands that are kept."""
+MOST_CALLS, MOST_BYTES = 2000, 1 << 28
+"""The number of calls that are kept, and the size of their operands."""
 
 _CONVERSIONS = {"half", "to", "type", "type_as"}
 
@@ -210,11 +206,6 @@ class History:
         step = self._steps.get(id(tensor))
         return step if step is not None and step.result() is tensor else None
 
-    def _call_of(self, tensor: Tensor, latest: Mapping[Any, Any]) -> Call | None:
-        """The call that computed a tensor; None if it isn't known."""
-        step = self.of(tensor)
-        return None if step is None else step.call._replace(is_old=latest.get(step.call.place[:2]) is not step.result)
-
     def of_node(self, node: Any) -> Step | None:
         """The call whose derivative a node computes, with the order of this derivative."""
         forward, order = node.metadata.get(_DERIVED, (node, 1))
@@ -243,11 +234,15 @@ class History:
             steps.insert(0, step)
         chains: list[Chain] = []
         latest: dict[Any, Any] = {}  # by place, the result of the last call from there
+
+        def call_of(tensor: Tensor) -> Call | None:
+            known = self.of(tensor)
+            return known and known.call._replace(is_old=latest.get(known.call.place[:2]) is not known.result)
+
         for each in steps:
             is_later = len(chains) <= DEPTH and any(id(tensor) in results for tensor in each.call.tensors())
             if each.result is step.result or is_later:
                 results.add(id(each.result()))
-                call_of = functools.partial(self._call_of, latest=latest)
                 chains.append(chain_of(each.call, each.node is not None, call_of, step.order))
             latest[each.call.place[:2]] = each.result
         return chains
@@ -269,9 +264,8 @@ class History:
         return []
 
     def clear(self) -> None:
-        self._steps.clear()
-        self._births.clear()
-        self._by_node.clear()
+        for each in (self._steps, self._births, self._by_node):
+            each.clear()
         self._bytes = 0
 
 
@@ -330,11 +324,8 @@ class Findings:
         return self.compiled_at if region is None else region.place
 
     def clear(self) -> None:
-        self.provenances.clear()
-        self.secondhand.clear()
-        self.uninitialized.clear()
-        self.unconsumed.clear()
-        self.history.clear()
+        for each in (self.provenances, self.secondhand, self.uninitialized, self.unconsumed, self.history):
+            each.clear()
         self.compiled_at = None  # a place has the user's module
 
 
@@ -342,23 +333,17 @@ class Findings:
 
 CALLED = "zero_or_nan.called"
 """The key in a node's metadata for the function and the place of its forward call."""
-
 _DERIVED = "zero_or_nan.derived"
 """The key, in a node that a pass recorded, for the node of the forward call and the order of the derivative."""
-
 _CARRIES = "zero_or_nan.carries"
 """The key for the elements of each output that are not finite, with their births."""
-
 _PASSES = "zero_or_nan.passes"
 """The key for the provenances of the call's operands, by watch."""
-
 _READABLE = "zero_or_nan.readable"
 """The key for whether its saved tensors can be read without running a hook. Newer releases of PyTorch know this."""
-
 _USES_HOOKS = "zero_or_nan.hooks"
 """The key for whether a hook of the user's had packed its saved tensors. Newer releases of PyTorch know this, too."""
-
-_REGION = "zero_or_nan.region"
+REGION = "zero_or_nan.region"
 """The key for the call of a compiled region that the node comes from."""
 
 HOOKS: list[Any] = []
@@ -393,14 +378,9 @@ def note_passed(node: Any, provenances: Iterable[Provenance]) -> None:
         node.metadata.setdefault(_PASSES, {}).setdefault(known[0].first.watch, known)
 
 
-def note_region(node: Any, region: Any) -> None:
-    """Write on the node of a compiled region which call of the region it comes from."""
-    node.metadata[_REGION] = region
-
-
 def region_of(node: Any) -> Any:
     """The call of a compiled region that a node comes from, or None."""
-    return None if node is None else node.metadata.get(_REGION)
+    return None if node is None else node.metadata.get(REGION)
 
 
 def share_readable(node: Any, caller: Any) -> None:
@@ -410,8 +390,7 @@ def share_readable(node: Any, caller: Any) -> None:
 
 def carried_by(node: Any) -> Carried:
     """The elements of a node's outputs that were not finite in the forward pass."""
-    carried: Carried = node.metadata.get(_CARRIES) or {}
-    return carried
+    return node.metadata.get(_CARRIES) or {}
 
 
 def passed_by(node: Any) -> tuple[Birth, ...]:

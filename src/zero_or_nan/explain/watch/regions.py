@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from ...ignoring.inside import Edge, edge_of, forward_class, is_leaf
-from ..births.findings import CALLED, Findings, note_region, region_of
+from ..births.findings import CALLED, REGION, Findings, region_of
 from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, is_inside, is_module, modules_around, of_variables, place_at
 from ..program.rerun import RandomState, without_side_effects
@@ -172,7 +172,7 @@ class Regions:
     def saves(self, node: Any) -> None:
         """A node saves its tensors. If compiled code runs, the node is the region's."""
         if self.running is not None and region_of(node) is None:
-            note_region(node, self.running[1])
+            node.metadata[REGION] = self.running[1]
 
     def _region(self, graph: GraphModule, given: Sequence[Any], caller: FrameType) -> Region:
         kinds = {value.device.type for value in given if isinstance(value, Tensor)}
