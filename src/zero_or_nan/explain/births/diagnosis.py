@@ -1,4 +1,4 @@
-"""From the events of a backward pass to the kind of each origin. Pure functions: no hooks, no state, no names.
+"""From the events of a backward pass to the kind of each origin: no hooks, no names.
 
 If the loss ignores the elements of a birth, the origin is contaminated. The shadow of the pass, which `ignoring` runs,
 knows which elements the loss uses. Without a shadow, the loss is taken to use them.
@@ -44,19 +44,25 @@ class Born(NamedTuple):
     value: float | None = None
 
 
-class Inside(NamedTuple):
-    """What the pass inside of a compiled region found out about a birth there.
+class Verdict(NamedTuple):
+    """The kind of an origin.
 
     Attributes:
-        kind: the kind of the origin.
+        kind: its kind.
+        fixed: whether `ignoring` gave finite gradients everywhere it reached; None if that is not known.
         is_sure: whether it is known if the loss uses the elements.
-        fixed: whether `ignoring` gave finite gradients of the uncompiled code.
-        tie: how PyTorch treats it, if it is at a tie.
     """
 
     kind: Kind
-    is_sure: bool
-    fixed: bool | None
+    fixed: bool | None = None
+    is_sure: bool = True
+
+
+class Inside(NamedTuple):
+    """What the pass inside of a compiled region found out about a birth there: its verdict, of the uncompiled code,
+    and how PyTorch treats it, if it is at a tie."""
+
+    verdict: Verdict
     tie: str
 
 
@@ -165,20 +171,6 @@ class Shadow(Observer):
                     self.made.append((node, at, bad & mask if mask is not None and mask.shape == bad.shape else bad))
 
 
-class Verdict(NamedTuple):
-    """The kind of an origin.
-
-    Attributes:
-        kind: its kind.
-        fixed: whether `ignoring` gave finite gradients everywhere it reached; None if that is not known.
-        is_sure: whether it is known if the loss uses the elements.
-    """
-
-    kind: Kind
-    fixed: bool | None = None
-    is_sure: bool = True
-
-
 class Diagnosis(NamedTuple):
     """A birth that reached something.
 
@@ -244,16 +236,20 @@ def with_hidden(
     is_fixed = Verdict("contaminated", False) not in [each.verdict for each in found]
     if shadow is None or not shadow.is_complete or is_fixed:
         return found
-    places = {(birth.operator, birth.place.filename, birth.place.line) for birth, *_ in found}
+    places = {_where(birth) for birth, *_ in found}
     targets = [each.target for each in events.reached if each.edge and not shadow.fixed(each.target, each.edge)]
     behind = [
         Diagnosis(birth, Verdict(birth.kind_if_used, False), targets, (birth.operator,), is_hidden=True)
         for birth in hidden
-        if targets and (birth.operator, birth.place.filename, birth.place.line) not in places
+        if targets and _where(birth) not in places
     ]
     every = [*found, *behind]
     has_others = any(each.verdict.kind != "contaminated" for each in every)
     return [each._replace(has_others=has_others) for each in every]
+
+
+def _where(birth: Birth) -> tuple[str, str, int]:
+    return birth.operator, birth.place.filename, birth.place.line
 
 
 def diagnose_results(provenances: Iterable[Provenance]) -> list[Diagnosis]:
@@ -280,7 +276,8 @@ def _verdict(
     in_loss = len(leaves) < len(ends)
     inside = events.inside.get(birth)
     if inside is not None and (in_loss or not fixed):
-        return Verdict(inside.kind, fixed, is_sure=inside.is_sure and not events.lacks_shadow)
+        kind, _, is_sure = inside.verdict
+        return Verdict(kind, fixed, is_sure and not events.lacks_shadow)
     is_sure = not events.lacks_shadow and (in_loss or not events.is_partial)
     if used is False or (fixed and not in_loss and not elements.is_made_by_hook(birth)):
         return Verdict("contaminated", fixed)

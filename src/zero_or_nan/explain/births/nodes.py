@@ -52,12 +52,7 @@ class Caller(NamedTuple):
 
 
 class Callers:
-    """The calls that the nodes of one graph come from.
-
-    Args:
-        graph: the nodes, with their edges.
-        findings: those of the watch.
-    """
+    """The calls that the nodes of one graph come from."""
 
     def __init__(self, graph: Graph, findings: Findings) -> None:
         self._graph, self._findings = graph, findings
@@ -86,13 +81,10 @@ class Callers:
                 return self._callers[at]
             if CALLED in at.metadata:
                 return at
-            new = [
-                sender
-                for sender in dict.fromkeys(sender for sender, _ in self.senders.get(at, ()))
-                if sender not in seen
-            ]
-            seen.update(new)
-            waiting += new
+            for sender, _ in self.senders.get(at, ()):
+                if sender not in seen:
+                    seen.add(sender)
+                    waiting.append(sender)
         return None
 
     @functools.cached_property
@@ -113,11 +105,7 @@ def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
 def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came: Tensor | None = None) -> bool:
     """Whether each element of a gradient depends on the same element of the cotangent.
 
-    Args:
-        node: the node that passed the gradient on.
-        arriving: its cotangents.
-        bad: where the gradient is not finite.
-        came: where the cotangent is not finite, if it is known.
+    `bad` says where the gradient is not finite, and `came` where the cotangent is not, if it is known.
     """
     if len(arriving) != 1 or not is_elementwise(node):
         return False
@@ -238,16 +226,9 @@ class NodeBirths:
         self.hidden: list[Birth] = []
 
     def of(
-        self,
-        node: Any,
-        caller: Caller,
-        arriving: Sequence[Any],
-        results: Sequence[Any],
-        at: int,
-        bad: Tensor,
+        self, node: Any, caller: Caller, arriving: Sequence[Any], at: int, result: Tensor, bad: Tensor
     ) -> list[Birth]:
         """The births of elements that a node made: in the call that it comes from, or only now."""
-        result = results[at]
         inside = self._findings.provenances.of(result)
         if inside is not None and is_checkpoint(node):
             return list(inside.births)
@@ -276,10 +257,7 @@ class NodeBirths:
     def of_sum(self, edge: Edge, here: Tensor, has_held: bool) -> Provenance | None:
         """The provenance of a sum at an edge that is too large, if the gradients that were added up were finite.
 
-        Args:
-            edge: where they arrive.
-            here: their sum.
-            has_held: whether `.grad` was one more finite number in the sum.
+        `has_held` says whether `.grad` was one more finite number in the sum.
         """
         senders = [node for node, slot in self._callers.senders.get(edge[0], ()) if slot == edge[1]]
         count = len(senders) + has_held
@@ -295,9 +273,8 @@ class NodeBirths:
         if is_elementwise(node) or is_checkpoint(node):
             return False
         births = self._from_forward(node, caller, bad)
-        return bool(births) and all(
-            birth.in_backward and any(birth in provenance for provenance in provenances) for birth in births
-        )
+        have_arrived = (any(birth in provenance for provenance in provenances) for birth in births)
+        return bool(births) and all(birth.in_backward for birth in births) and all(have_arrived)
 
     def _from_forward(self, node: Any, caller: Caller, bad: Tensor) -> list[Birth]:
         """The births in the forward pass that made a factor of this node not finite, at some elements."""
@@ -327,9 +304,8 @@ class NodeBirths:
             return births
         in_loss = self.loss.births if self.loss is not None else ()
         became = {meant: each for each in in_loss for meant in (*each.made_of, each)}
-        return list(
-            dict.fromkeys(became.get(each, each) for each in births if each.nature != "meant" or each in became)
-        )
+        found = (became.get(each, each) for each in births if each.nature != "meant" or each in became)
+        return list(dict.fromkeys(found))
 
     def _carried(self, node: Any, caller: Caller) -> Carried:
         return self._carried_by.get(node) or self._carried_by.get(caller.node) or {}
@@ -364,6 +340,8 @@ class NodeBirths:
         """Note what a node makes in the shadow, now that its derivative can still run."""
         caller = self._callers.of(node)
         share_readable(node, caller.node)
+        if not can_run_again(node):
+            return
         ones = [torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in node._input_metadata]
         again = _again(node, ones, torch.ones_like)
         slopes = None if again is None else numbers_of(again[at])

@@ -278,7 +278,7 @@ class Backward:
                     )
                 if is_innocent:
                     made = None
-            births = [] if made is None else self.births.of(node, caller, arriving, results, at, made)
+            births = [] if made is None else self.births.of(node, caller, arriving, at, result, made)
             if births:
                 self._arrive((ahead, slot), result, joined(provenances, caller.name, births))
             else:
@@ -369,11 +369,11 @@ class Backward:
         is_alone = not self.events.is_partial or sum(map(is_region, self.graph)) == 1
         own = {*again.births, *(born.birth for born in inner.events.born.values())}
         for each in diagnose(inner.events, inner.shadow, {}, inner.callers.senders):
-            birth, verdict = each.birth, each.verdict
+            birth, (kind, fixed, is_sure) = each.birth, each.verdict
             known = self.events.inside.get(birth)
-            if birth in own and (known is None or known.kind == "contaminated"):
-                is_sure = verdict.is_sure and (is_alone or verdict.kind == "contaminated")
-                self.events.inside[birth] = Inside(verdict.kind, is_sure, verdict.fixed, each.tie)
+            if birth in own and (known is None or known.verdict.kind == "contaminated"):
+                is_sure = is_sure and (is_alone or kind == "contaminated")
+                self.events.inside[birth] = Inside(Verdict(kind, fixed, is_sure), each.tie)
         return inner
 
     # After the engine has run.

@@ -161,7 +161,7 @@ class Watch:
             found = backward.diagnosed(self.narration.verdicts)
             for birth, verdict, *_ in found:
                 inside = backward.events.inside.get(birth)
-                if verdict == Verdict("contaminated", False) and inside is not None and inside.fixed:
+                if verdict == Verdict("contaminated", False) and inside is not None and inside.verdict.fixed:
                     self.report.note(FIXED_UNCOMPILED)
             self.narration.add(found, names)
         if backward.outer is None and not backward.request.keeps_graph:
