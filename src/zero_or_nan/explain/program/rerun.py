@@ -104,7 +104,6 @@ class RandomState(NamedTuple):
 
     @classmethod
     def now(cls) -> RandomState:
-        """The states now."""
         in_use = torch.cuda.is_initialized()
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if in_use else [])
 
@@ -174,14 +173,6 @@ def _along_a_dimension(given: Given) -> bool:
     return _within(given["index"], 0, _size(given) - 1)
 
 
-def _from_either_end(given: Given) -> bool:
-    return _within(given["index"], -_size(given), _size(given) - 1)
-
-
-def _anywhere(given: Given) -> bool:
-    return _within(given["index"], -given["self"].numel(), given["self"].numel() - 1)
-
-
 def _of_each_dimension(given: Given) -> bool:
     dim = 0
     for index in given["indices"]:
@@ -193,18 +184,10 @@ def _of_each_dimension(given: Given) -> bool:
     return True
 
 
-def _row(given: Given) -> bool:
-    return _within(given["indices"], 0, len(given["weight"]) - 1)
-
-
 def _label(given: Given) -> bool:
     labels, scores, ignored = given["target"], given["self"], given.get("ignore_index")
     classes = scores.shape[min(1, scores.dim() - 1)]
     return _within(labels if ignored is None else labels[labels != ignored], 0, classes - 1)
-
-
-def _labels(given: Given) -> bool:
-    return _within(given["target"], -1, given["self"].shape[-1] - 1)
 
 
 def _probability(given: Given) -> bool:
@@ -219,13 +202,18 @@ def _weights(given: Given) -> bool:
 _ASSERTED: dict[str, Callable[[Given], bool]] = {
     **dict.fromkeys("gather scatter scatter_add scatter_reduce".split(), _along_a_dimension),
     **dict.fromkeys("index_select index_add index_copy index_reduce".split(), _along_a_dimension),
-    **dict.fromkeys("take put".split(), _anywhere),
+    **dict.fromkeys(
+        "take put".split(), lambda given: _within(given["index"], -given["self"].numel(), given["self"].numel() - 1)
+    ),
     **dict.fromkeys("index index_put _index_put_impl _unsafe_index".split(), _of_each_dimension),
-    **dict.fromkeys("embedding _embedding_bag _embedding_bag_forward_only".split(), _row),
+    **dict.fromkeys(
+        "embedding _embedding_bag _embedding_bag_forward_only".split(),
+        lambda given: _within(given["indices"], 0, len(given["weight"]) - 1),
+    ),
     **dict.fromkeys("nll_loss_forward nll_loss2d_forward multi_margin_loss".split(), _label),
-    "multilabel_margin_loss_forward": _labels,
+    "multilabel_margin_loss_forward": lambda given: _within(given["target"], -1, given["self"].shape[-1] - 1),
     **dict.fromkeys("binary_cross_entropy bernoulli".split(), _probability),
-    "index_fill": _from_either_end,
+    "index_fill": lambda given: _within(given["index"], -_size(given), _size(given) - 1),
     "max_unpool2d": lambda given: _within(given["indices"], 0, math.prod(given["output_size"]) - 1),
     "multinomial": _weights,
     "poisson": lambda given: _within(given["self"], 0, math.inf),

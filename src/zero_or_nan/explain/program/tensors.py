@@ -50,8 +50,13 @@ def unseen() -> AbstractContextManager[Any]:
 
 def is_compiling() -> bool:
     """Whether PyTorch traces code, with tensors that have no numbers: its own modes have a key."""
-    modes = (torch._C._get_dispatch_stack_at(at) for at in range(_modes()))
-    return any(getattr(mode, "_mode_key", None) is not None for mode in modes)
+    return any(_are_torchs())
+
+
+def _are_torchs() -> list[bool]:
+    """Which of the modes for operators that are on are PyTorch's own."""
+    modes = [torch._C._get_dispatch_stack_at(at) for at in range(_modes())]
+    return [getattr(mode, "_mode_key", None) is not None for mode in modes]
 
 
 class _Here(threading.local):
@@ -68,9 +73,7 @@ class _Unseen:
         self.functions = functions_unseen()
         self.functions.__enter__()
         # PyTorch's own modes, as of fake tensors, have a key, and are below all others. They stay.
-        modes = [torch._C._get_dispatch_stack_at(at) for at in range(_modes())]
-        others = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
-        self.modes = [pop_mode(None) for _ in others]
+        self.modes = [pop_mode(None) for is_own in _are_torchs() if not is_own]
         self.trace = torch._C._get_tracing_state() if _is_traced() else None
         if self.trace is not None:
             _set_trace(None)
@@ -99,9 +102,6 @@ _DENSE = (Tensor, Parameter)
 
 _SMALL = 10_000
 """Tensors with at most this many elements are added up together: for these, calling PyTorch takes most of the time."""
-
-_MOST_AT_ONCE = 1_000_000
-"""How many elements are compared in one step. Each step needs as much memory again."""
 
 T = TypeVar("T")
 
@@ -177,12 +177,10 @@ def numbers_of(tensor: Any) -> Tensor | None:
     dtype = tensor.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         return None
-    if tensor.is_meta or tensor.is_nested:
+    is_dense = tensor.layout is torch.strided
+    if tensor.is_meta or tensor.is_nested or not is_dense and (not is_sparse(tensor) or is_wrapped(tensor)):
         return None
-    if tensor.layout is not torch.strided:
-        if not is_sparse(tensor) or is_wrapped(tensor):
-            return None
-        tensor = stored(tensor.detach())
+    tensor = tensor if is_dense else stored(tensor.detach())
     try:
         has_memory = tensor.untyped_storage().nbytes() > 0
     except NotImplementedError:  # a transform of `torch.func` has wrapped the tensor
@@ -242,17 +240,6 @@ def bad_numbers_of(tensor: Any) -> Tensor | None:
 
 def not_finite(tensor: Tensor) -> Tensor:
     """Where the elements are NaN or infinite, as a tensor of bools; on a CPU faster than `torch.isfinite`."""
-    if type(tensor) is Tensor and tensor.layout is torch.strided and tensor.dim() and tensor.numel() > _MOST_AT_ONCE:
-        bad = torch.empty_like(tensor, dtype=torch.bool)
-        rows = max(1, _MOST_AT_ONCE * len(tensor) // tensor.numel())
-        for part, found in zip(tensor.split(rows), bad.split(rows), strict=True):
-            found.copy_(_not_finite_at_once(part))
-        return bad
-    return _not_finite_at_once(tensor)
-
-
-def _not_finite_at_once(tensor: Tensor) -> Tensor:
-    """The same with a second tensor of the same size."""
     difference = tensor - tensor  # 0, or NaN
     return difference.ne(difference)
 
