@@ -203,9 +203,8 @@ class Regions:
             return None
         provenance = self._made(at, here, is_direct=at is node)
         if provenance is not None:
-            bad = not_finite(here)
-            again = region_of(at).again
-            self.findings.carry(tensor, [(birth, bad) for birth in provenance.births if birth in again.births])
+            bad, own = not_finite(here), region_of(at).again.births
+            self.findings.carry(tensor, [(birth, bad) for birth in provenance.births if birth in own])
             self.findings.provenances.keep(tensor, provenance)
         return provenance
 
@@ -280,21 +279,19 @@ class Regions:
         with torch.no_grad():
             passed = start = given.clone()
         start.requires_grad_(edge is not None)
-        if edge is not None and not is_leaf(edge[0]):
+        has_node = edge is not None and not is_leaf(edge[0])
+        if has_node:
             with torch.enable_grad():
                 passed = start.clone()  # the graph may write into it, as the user may into what is no leaf
         here = numbers_of(given)
-        if here is not None and (known := self.findings.provenances.of(given) or self._from_before(edge, here)):
+        known = None if here is None else self.findings.provenances.of(given)
+        if known is None and here is not None and edge is not None and region_of(edge[0]) and not is_finite(here):
+            known = self._made(edge[0], here, is_direct=True)  # it comes straight out of another region
+        if known is not None:
             self.findings.provenances.keep(passed, known)
-        elif here is not None and edge is not None and _is_unwatched(edge[0]) and not is_finite(here):
-            self.note(NOT_BETWEEN)
+        elif here is not None and has_node and CALLED not in edge[0].metadata and not is_finite(here):
+            self.note(NOT_BETWEEN)  # nobody watched the call that it comes from
         return _Copy(start, passed)
-
-    def _from_before(self, edge: Any, here: Tensor) -> Provenance | None:
-        """The provenance of an argument that comes straight out of another region."""
-        if edge is None or region_of(edge[0]) is None or is_finite(here):
-            return None
-        return self._made(edge[0], here, is_direct=True)
 
     def _take_over(self, copy: Tensor, given: Tensor, known: weakref.ref[Tensor], born: Sequence[Birth]) -> None:
         """Let what came in with a copy, or was written into it, be the user's tensor's."""
@@ -363,11 +360,6 @@ def graph_of(compiled: Any) -> GraphModule | None:
     graph = getattr(getattr(compiled, "named_parameters", None), "__self__", None)
     is_pure = isinstance(graph, GraphModule) and next(graph.parameters(), None) is None
     return graph if is_pure else None
-
-
-def _is_unwatched(node: Any) -> bool:
-    """Whether a node comes from a call that nobody watched, as opposed to a leaf."""
-    return not is_leaf(node) and CALLED not in node.metadata
 
 
 def _version(value: Any) -> int:

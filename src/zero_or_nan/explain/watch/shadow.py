@@ -109,16 +109,15 @@ def shadow_of(
     unsafe: Sequence[Any],
     nested: Callable[[Callable[[Any], None]], None],
 ) -> Shadow | None:
-    """The outcome of a pass of `ignoring` over a graph. `.grad`, random numbers and the graph stay as they are.
+    """The outcome of a pass of `ignoring` over a graph; None if it could not be run.
+
+    `.grad`, random numbers and the graph stay as they are.
 
     Args:
         roots, vectors, inputs: those of the pass.
         keep: the edges whose masks are asked for.
         unsafe: the nodes out of which ignored elements may come as other numbers than 0.
         nested: takes a function that is then called with the roots of each pass inside of this one.
-
-    Returns:
-        None if it could not be run.
     """
     if any(map(_may_run_only_once, graph)):
         return None
@@ -247,20 +246,17 @@ class Sandbox:
         """A checkpoint is about to run its code again."""
         if self._undoing is not None and self._undoing.is_on():
             again = frame.recompute_fn
-            context = dict(zip(again.__code__.co_freevars, again.__closure__ or (), strict=True)).get(
-                "recompute_context"
-            )
+            cells = dict(zip(again.__code__.co_freevars, again.__closure__ or (), strict=True))
+            context = cells.get("recompute_context")
             self._undoing.begin_again(None if context is None else context.cell_contents)
 
     def prepared(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments with which to call `Tensor.register_hook` or `Tensor.retain_grad`."""
         if func is Tensor.retain_grad:
             self.retains(*args)
-        elif len(args) == 2:
-            return (args[0], self.silenced(args[1])), kwargs
-        else:
-            return args, {name: self.silenced(hook) for name, hook in kwargs.items()}
-        return args, kwargs
+            return args, kwargs
+        tensor, *hooks = args
+        return (tensor, *map(self.silenced, hooks)), {name: self.silenced(hook) for name, hook in kwargs.items()}
 
     def retains(self, tensor: Tensor) -> None:
         """Note that a tensor inside of a graph keeps its gradient."""
@@ -285,12 +281,8 @@ class Sandbox:
 
 
 class _Undoing(OnStack):
-    """While it is on, remembers what a checkpoint writes to.
-
-    Args:
-        retaining: tensors inside of a graph that keep their gradients.
-        recomputes: whether a checkpoint may run code again.
-    """
+    """While it is on, remembers what a checkpoint writes to. `retaining` are tensors inside of a graph that keep their
+    gradients."""
 
     def __init__(self, retaining: Iterable[Tensor], recomputes: bool) -> None:
         super().__init__()
@@ -313,12 +305,9 @@ class _Undoing(OnStack):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with functions_unseen():  # the user's modes must not see an extra pass
-            plan = plan_of(func)
-            buffers = buffers_of(func, args, kwargs)
-            if buffers and is_recomputed():
-                self._keep(buffers)
-            elif plan.in_place and is_recomputed():
-                self._keep(args[:1])
+            written = buffers_of(func, args, kwargs) or (args[:1] if plan_of(func).in_place else ())
+            if written and is_recomputed():
+                self._keep(written)
             return func(*args, **kwargs)
 
     def begin_again(self, context: Any) -> None:
