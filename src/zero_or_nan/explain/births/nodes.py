@@ -206,13 +206,7 @@ def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float |
 
 
 class NodeBirths:
-    """The births at the nodes of one graph.
-
-    Args:
-        findings: those of the watch.
-        events: get the births that happen in backward.
-        callers: those of the graph.
-        carried: by node, the elements of its outputs that were not finite in the forward pass.
+    """The births at the nodes of one graph. The events get those that happen in backward.
 
     Attributes:
         loss: the provenance of a loss that is not finite.

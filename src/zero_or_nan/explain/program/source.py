@@ -81,11 +81,9 @@ class Expression(NamedTuple):
 
 
 def expression_at(place: Place, name: str) -> Expression | None:
-    """The expression of a call; None if its source is not known.
+    """The expression of a call of a function, by its public name; None if its source is not known.
 
-    Args:
-        place: the call. If only its line is known, the line must have one call of this function.
-        name: the public name of the function.
+    If only the line of the call is known, the line must have one call of this function.
     """
     is_loss = type(place.module).__module__ == "torch.nn.modules.loss"  # its call has the operands of the function
     return _expression(place.code, place.instruction, place.line, "" if is_loss else name)
@@ -94,9 +92,7 @@ def expression_at(place: Place, name: str) -> Expression | None:
 def expression_of_module(place: Place, path: str) -> Expression | None:
     """The expression that calls a module of PyTorch; None if it calls another module, which contains this one.
 
-    Args:
-        place: the call that the module makes.
-        path: the path of the module; empty if no other module contains it.
+    The place is that of a call that the module makes. The path is empty if no other module contains the module.
     """
     if not type(place.module).__module__.startswith("torch.nn.modules."):
         return None
@@ -106,12 +102,17 @@ def expression_of_module(place: Place, path: str) -> Expression | None:
     return expression if name is not None and path.rpartition(".")[2] in ("", name) else None
 
 
+def _position(code: CodeType, instruction: int) -> tuple[int | None, ...]:
+    """The first and last line, and the first and last column, of the expression of an instruction."""
+    return next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+
+
 @functools.lru_cache(256)
 def _expression(code: CodeType, instruction: int, line: int, name: str) -> Expression | None:
     source = linecache.getline(code.co_filename, line)
     text = _without_comment(source).strip()
     tree = _parsed(text)
-    where = next(islice(code.co_positions(), instruction // 2, None), (None, None, None, None))
+    where = _position(code, instruction)
     if where[2] is None or where[3] is None:
         found = [] if tree is None else [node for node in _calls_in(tree) if _is_call_of(node, name)]
         if len(found) != 1:
@@ -289,7 +290,9 @@ def is_rebound(text: str, begin: Place, end: Place) -> bool:
     if is_inside and any(_calls_one_of(names, node) for each in between for node in ast.walk(each)):
         return True  # a function, or a method of the object, may change what is in the object
     bound = {name for each in between for name in _bound(each)}
-    return not names.isdisjoint(bound | (_bound_elsewhere(begin) if between else set()))
+    everywhere = ast.walk(_tree(_source(begin)) or ast.Pass()) if between else ()
+    for_others = (node.names for node in everywhere if isinstance(node, (ast.Global, ast.Nonlocal)))
+    return not names.isdisjoint(bound.union(*for_others))
 
 
 def _calls_one_of(names: set[str], node: ast.AST) -> bool:
@@ -297,12 +300,6 @@ def _calls_one_of(names: set[str], node: ast.AST) -> bool:
         return False
     owner = node.func.value if isinstance(node.func, ast.Attribute) else node.func
     return isinstance(owner, ast.Name) and (owner is node.func or owner.id in names)
-
-
-def _bound_elsewhere(place: Place) -> set[str]:
-    """The names that a function in the file of a call binds for others."""
-    nodes = ast.walk(_tree(_source(place)) or ast.Pass())
-    return {name for node in nodes if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names}
 
 
 class _Around(NamedTuple):
@@ -314,7 +311,7 @@ class _Around(NamedTuple):
 
 def _around(place: Place) -> list[_Around]:
     """The statements around a call, the outermost first; empty if the source is not known."""
-    line, _, column, _ = next(islice(place.code.co_positions(), place.instruction // 2, None), (None,) * 4)
+    line, _, column, _ = _position(place.code, place.instruction)
     at = line or place.line, column
     found: list[_Around] = []
     node: ast.AST | None = _tree(_source(place))

@@ -19,7 +19,7 @@ import contextlib
 import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from ...ignoring.inside import Edge, edge_of, forward_class, is_leaf
+from ..births.call import casts_on
 from ..births.findings import CALLED, REGION, Findings, region_of
 from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, is_inside, is_module, modules_around, of_variables, place_at
@@ -187,7 +188,7 @@ class Regions:
             {"L": dict(modules), "G": caller.f_globals},
             modules_around(),
             RandomState.now(),
-            {kind: torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in kinds},
+            {kind: casts_on(kind) for kind in kinds},
         )
 
     # Afterwards.
@@ -253,29 +254,32 @@ class Regions:
 
     def _run(self, region: Region) -> SecondRun:
         copies = [self._copy(given, edge) for given, edge in zip(region.inputs, region.edges, strict=True)]
+        starts, passed = zip(*copies, strict=True) if copies else ((), ())
         births = self.findings.births
         unconsumed, in_backward = dict(self.findings.unconsumed), births.in_backward
         births.in_backward = False
         try:
-            with without_side_effects(), torch.enable_grad(), _cast(region.casts), births.collected() as born:
+            with without_side_effects(), torch.enable_grad(), ExitStack() as stack, births.collected() as born:
+                for kind, dtype in region.casts.items():
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
                 region.drawn.put_back()
                 with self._placed(region) as at, self.watched():
-                    outputs = _Run(region.graph, at).run(*(copy.passed for copy in copies))
+                    outputs = _Run(region.graph, at).run(*passed)
                 drew = region.drawn.has_changed()
         finally:
             births.in_backward = in_backward
             self.findings.unconsumed = unconsumed
-        for copy, given, known in zip(copies, region.inputs, region.named, strict=True):
+        for copy, given, known in zip(passed, region.inputs, region.named, strict=True):
             if known is not None:
-                self._take_over(copy.passed, given, known, born)
-        wanted = [(copy.start, edge) for copy, edge in zip(copies, region.edges, strict=True) if edge is not None]
+                self._take_over(copy, given, known, born)
+        wanted = [(start, edge) for start, edge in zip(starts, region.edges, strict=True) if edge is not None]
         edges = {edge_of(start): edge for start, edge in wanted}
         return SecondRun([start for start, _ in wanted], edges, list(outputs), born, drew)
 
-    def _copy(self, given: Any, edge: Any) -> _Copy:
-        """A copy of an argument, with the provenance of the argument."""
+    def _copy(self, given: Any, edge: Any) -> tuple[Any, Any]:
+        """A copy of an argument, with its provenance: where its gradient ends, and what the graph gets."""
         if not isinstance(given, Tensor):
-            return _Copy(given, given)
+            return given, given
         with torch.no_grad():
             passed = start = given.clone()
         start.requires_grad_(edge is not None)
@@ -291,7 +295,7 @@ class Regions:
             self.findings.provenances.keep(passed, known)
         elif here is not None and has_node and CALLED not in edge[0].metadata and not is_finite(here):
             self.note(NOT_BETWEEN)  # nobody watched the call that it comes from
-        return _Copy(start, passed)
+        return start, passed
 
     def _take_over(self, copy: Tensor, given: Tensor, known: weakref.ref[Tensor], born: Sequence[Birth]) -> None:
         """Let what came in with a copy, or was written into it, be the user's tensor's."""
@@ -321,13 +325,6 @@ class Regions:
             yield at
         finally:
             self.places.inside = before
-
-
-class _Copy(NamedTuple):
-    """A copy of an argument: where its gradient ends, and what the graph gets."""
-
-    start: Any
-    passed: Any
 
 
 class _Run(Interpreter):
@@ -373,11 +370,3 @@ def outputs_of(node: Any) -> dict[int, int]:
     start = len(metadata.mutated_inp_runtime_indices)
     kinds = [each.output_type.name for each in metadata.output_info]
     return {start + at: at for at, kind in enumerate(kinds) if kind in _AS_THEY_ARE}
-
-
-@contextmanager
-def _cast(casts: dict[str, torch.dtype | None]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for kind, dtype in casts.items():
-            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
-        yield
