@@ -198,13 +198,9 @@ class Diagnosis(NamedTuple):
 def diagnose(
     events: Events, shadow: Shadow | None, known: Mapping[Birth, Verdict], senders: Senders = MappingProxyType({})
 ) -> list[Diagnosis]:
-    """The births that reached the loss or a gradient, in order of time.
+    """The births that reached the loss or a gradient in a backward pass, in order of time.
 
-    Args:
-        events: what happened in a backward pass.
-        shadow: the outcome of the same pass run by `ignoring`, if it was run.
-        known: the verdicts of earlier passes, which still hold.
-        senders: by node, the nodes whose gradients arrive there. They show ties.
+    The known verdicts are those of earlier passes, which still hold. The senders show ties.
     """
     reached_by: dict[Birth, list[Reached]] = {}
     for reached in events.reached:
@@ -226,12 +222,9 @@ def diagnose(
 def with_hidden(
     found: list[Diagnosis], events: Events, shadow: Shadow | None, hidden: Sequence[Birth]
 ) -> list[Diagnosis]:
-    """These, and the origins that show only once the contaminated ones are fixed, if that is not enough.
+    """What `diagnose` found, and the origins that show only once the contaminated ones are fixed, if that is not enough.
 
-    Args:
-        found: what `diagnose` gave.
-        events, shadow: as for `diagnose`.
-        hidden: the births in the shadow.
+    These are the hidden births, which happened in the shadow.
     """
     is_fixed = Verdict("contaminated", False) not in [each.verdict for each in found]
     if shadow is None or not shadow.is_complete or is_fixed:
@@ -328,14 +321,7 @@ def _tie(birth: Birth, verdict: Verdict, events: Events, elements: Elements, sen
 
 
 def _tie_at(node: Any, value: float | None, is_used: bool, senders: Senders) -> str:
-    """How PyTorch treats an element, in half a sentence, if it is at a tie; else empty.
-
-    Args:
-        node: the node of the function that gave the element.
-        value: the element.
-        is_used: whether the loss uses it.
-        senders: those of the graph.
-    """
+    """How PyTorch treats an element that a node's function gave, in half a sentence, if it is at a tie; else empty."""
     if value is None or not math.isfinite(value):
         return ""
     waiting, seen = [node], {node}

@@ -98,11 +98,7 @@ class Mistakes:
 
 
 class Births:
-    """The births so far, one for each call.
-
-    Attributes:
-        in_backward: whether a backward pass is running.
-    """
+    """The births so far, one for each call."""
 
     def __init__(self) -> None:
         self.in_backward = False
@@ -164,11 +160,7 @@ class Step(NamedTuple):
 
 
 class History:
-    """The last calls of a block, by their results and by the nodes of these.
-
-    Args:
-        provenances: those of all tensors.
-    """
+    """The last calls of a block, by their results and by the nodes of these."""
 
     def __init__(self, provenances: Provenances) -> None:
         self._provenances = provenances

@@ -60,13 +60,10 @@ from .shadow import Sandbox, shadow_of
 
 
 class Request(NamedTuple):
-    """The question to PyTorch's engine.
+    """The question to PyTorch's engine: what is differentiated, with which vectors, and with respect to which inputs.
 
-    Attributes:
-        roots, vectors: what is differentiated, and the vectors of the vector-Jacobian product.
-        inputs: with respect to what; empty for all leaves.
-        accumulates: whether gradients go into `.grad`.
-        keeps_graph: whether another pass may go through the graph.
+    Without inputs, it is with respect to all leaves. If it accumulates, the gradients go into `.grad`. If it keeps the
+    graph, another pass may go through it.
     """
 
     roots: Sequence[Any]
@@ -77,12 +74,7 @@ class Request(NamedTuple):
 
 
 class Backward:
-    """One run of PyTorch's engine.
-
-    Args:
-        request: the question to the engine.
-        findings, regions, sandbox, mistakes: those of the watch.
-        outer: the run that this one is a part of, as in a reentrant checkpoint.
+    """One run of PyTorch's engine. In a reentrant checkpoint, it is a part of an outer run.
 
     Attributes:
         events: what happened, in passes inside of this one too.
@@ -227,10 +219,8 @@ class Backward:
         self.findings.in_compiled = False
         with unseen():
             try:
-                bad: dict[int, Tensor] = {}
-                for at, result in enumerate(results):
-                    if (elements := bad_of(result)) is not None:
-                        bad[at] = elements
+                where = enumerate(map(bad_of, results))
+                bad = {at: elements for at, elements in where if elements is not None}
                 if bad:
                     self._not_finite(node, results, arriving, bad)
                 if torch.is_grad_enabled():

@@ -138,7 +138,6 @@ class Regions:
     """The compiled regions of one watch.
 
     Attributes:
-        findings, places: those of the watch.
         note: writes a note into the report.
         is_blind: whether a region ran whose graph a backend runs as it is. Its nodes look like those of any code.
         watched: a context in which functions are watched, and which hides them from the user's own modes.

@@ -61,11 +61,9 @@ NO_PASS = (
 
 
 class Watch:
-    """A watch over a block of code, from `begin` to `end`.
+    """A watch over a block of code. The report gets what is found.
 
-    Args:
-        report: gets what is found.
-        raises: whether a backward pass that finds something raises `NotFiniteError`.
+    If the watch raises, a backward pass that finds something raises `NotFiniteError`.
     """
 
     def __init__(self, report: Report, raises: bool = False) -> None:
