@@ -222,7 +222,7 @@ def diagnose(
 def with_hidden(
     found: list[Diagnosis], events: Events, shadow: Shadow | None, hidden: Sequence[Birth]
 ) -> list[Diagnosis]:
-    """What `diagnose` found, and the origins that show only once the contaminated ones are fixed, if that is not enough.
+    """What `diagnose` found. If it is not enough to fix the contaminated origins, also those that show only then.
 
     These are the hidden births, which happened in the shadow.
     """

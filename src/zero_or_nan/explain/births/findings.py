@@ -127,15 +127,6 @@ class Births:
         """
         return [note for note in notes if birth_of(note).watch is self._watch] or [*notes]
 
-    @contextmanager
-    def collected(self) -> Iterator[list[Birth]]:
-        """While entered, the list gets every new birth."""
-        births = self.collect()
-        try:
-            yield births
-        finally:
-            self.stop(births)
-
     @never_traced
     def collect(self) -> list[Birth]:
         """A list that gets every new birth, until `stop`."""
@@ -215,9 +206,7 @@ class History:
         Those that used it come first: a formula of several calls is replaced as a whole.
         """
         step = self._births.pop(birth, None)
-        if step is None:
-            return []
-        return self._chains_from(step)[::-1]
+        return [] if step is None else self._chains_from(step)[::-1]
 
     def _chains_from(self, step: Step) -> list[Chain]:
         """A call, and the first that used its result, each with the calls before it. In order of time."""

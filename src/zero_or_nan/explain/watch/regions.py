@@ -257,8 +257,9 @@ class Regions:
         births = self.findings.births
         unconsumed, in_backward = dict(self.findings.unconsumed), births.in_backward
         births.in_backward = False
+        born = births.collect()
         try:
-            with without_side_effects(), torch.enable_grad(), ExitStack() as stack, births.collected() as born:
+            with without_side_effects(), torch.enable_grad(), ExitStack() as stack:
                 for kind, dtype in region.casts.items():
                     stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
                 region.drawn.put_back()
@@ -266,6 +267,7 @@ class Regions:
                     outputs = _Run(region.graph, at).run(*passed)
                 drew = region.drawn.has_changed()
         finally:
+            births.stop(born)
             births.in_backward = in_backward
             self.findings.unconsumed = unconsumed
         for copy, given, known in zip(passed, region.inputs, region.named, strict=True):
