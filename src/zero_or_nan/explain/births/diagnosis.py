@@ -132,6 +132,7 @@ class Shadow(Observer):
         masks: the masks at the edges that were asked for.
         made: the results of nodes that are not finite though, as far as is known, what arrived there was: the node, the
             number of the result, and its elements that are not finite and that the loss uses.
+        edges, leaves: whether gradients are finite: by edge, or by the identity of a leaf.
         is_complete: whether `ignoring` could follow each operator.
     """
 
@@ -142,12 +143,12 @@ class Shadow(Observer):
         self._graph = graph
         self._senders: dict[Any, list[Edge]] = {}
         self.masks: dict[Edge, Tensor | None] = {}
-        self._edges: dict[Edge, bool] = {}
-        self._leaves: dict[int, bool] = {}
+        self.edges: dict[Edge, bool] = {}
+        self.leaves: dict[int, bool] = {}
 
     def fixed(self, target: Any, edge: Edge) -> bool:
         """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
-        return self._edges.get(edge, self._leaves.get(id(target), False))
+        return self.edges.get(edge, self.leaves.get(id(target), False))
 
     def let_go(self) -> None:
         """Forget the graph, which the pass that follows frees."""

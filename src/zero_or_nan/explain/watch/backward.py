@@ -201,8 +201,8 @@ class Backward:
         keep += [(node, output) for node, carried in self.carried.items() for output in carried]
         keep += [(node, output) for node in self.graph if region_of(node) is not None for output in outputs_of(node)]
         roots, vectors, inputs, *_ = self.request
-        with self.sandbox.entered(recomputes=not all(map(can_run_again, self.graph))) as nested:
-            self.shadow = shadow_of(roots, vectors, inputs, self.graph, keep, unsafe, nested)
+        with self.sandbox.entered(recomputes=not all(map(can_run_again, self.graph))) as undoing:
+            self.shadow = shadow_of(roots, vectors, inputs, self.graph, keep, unsafe, undoing)
         self.events.lacks_shadow = self.shadow is None
         if self.shadow is not None and not self.shadow.is_complete:
             self.events.is_partial = any(map(is_region, self.graph))

@@ -107,7 +107,7 @@ def shadow_of(
     graph: Graph,
     keep: Sequence[Edge],
     unsafe: Sequence[Any],
-    nested: Callable[[Callable[[Any], None]], None],
+    undoing: Undoing,
 ) -> Shadow | None:
     """The outcome of a pass of `ignoring` over a graph; None if it could not be run.
 
@@ -117,7 +117,7 @@ def shadow_of(
         roots, vectors, inputs: those of the pass.
         keep: the edges whose masks are asked for.
         unsafe: the nodes out of which ignored elements may come as other numbers than 0.
-        nested: takes a function that is then called with the roots of each pass inside of this one.
+        undoing: that of the sandbox in which the pass runs.
     """
     if any(map(_may_run_only_once, graph)):
         return None
@@ -129,51 +129,21 @@ def shadow_of(
     running = pass_over(roots, graph, [*keep, *edges], unsafe, shadow)
     shadow.masks = running.masks
     try:
-        with without_side_effects(), _Leaves(graph) as leaves, running:
+        with without_side_effects(), running:
+            undoing.set_aside(graph)
             if any(is_checkpoint(node) for node in graph):  # a reentrant checkpoint refuses to work for `grad`
-                nested(lambda more: leaves.set_aside(graph_from(more)))
+                undoing.has_passes_inside = True
                 torch.autograd.backward(roots, vectors, retain_graph=True)
-                shadow._leaves = leaves.have_finite()
+                grads = ((at, leaf.grad) for at, (leaf, _) in undoing.leaves.items())
+                shadow.leaves = {at: grad is None or are_finite(grad) for at, grad in grads}
             else:
                 asked = [GradientEdge(node, output) for node, output in edges]
                 gradients = torch.autograd.grad(roots, asked, vectors, retain_graph=True, allow_unused=True)
-                shadow._edges = dict(zip(edges, map(are_finite, gradients), strict=True))
+                shadow.edges = dict(zip(edges, map(are_finite, gradients), strict=True))
     except Exception:
         return None
     shadow.let_go()
     return shadow
-
-
-class _Leaves:
-    """While entered, leaves have no `.grad` and no hooks. Afterwards both are back."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.kept: dict[int, tuple[Tensor, Tensor | None]] = {}
-        self.hooks: list[tuple[Any, list[tuple[Any, Any]]]] = []
-
-    def __enter__(self) -> _Leaves:
-        self.set_aside(self.graph)
-        return self
-
-    def set_aside(self, graph: Graph) -> None:
-        for _, leaf in leaves_of(graph):
-            if id(leaf) not in self.kept:
-                self.kept[id(leaf)] = leaf, leaf.grad
-                leaf.grad = None
-                for hooks in (leaf._backward_hooks, leaf._post_accumulate_grad_hooks):
-                    if hooks:
-                        self.hooks.append((hooks, list(hooks.items())))
-                        hooks.clear()
-
-    def have_finite(self) -> dict[int, bool]:
-        return {at: leaf.grad is None or are_finite(leaf.grad) for at, (leaf, _) in self.kept.items()}
-
-    def __exit__(self, *details: Any) -> None:
-        for leaf, grad in self.kept.values():
-            leaf.grad = grad
-        for hooks, items in self.hooks:
-            hooks.update(items)
 
 
 def _may_run_only_once(node: Any) -> bool:
@@ -195,7 +165,6 @@ def _may_run_only_once(node: Any) -> bool:
 
 # The sandbox in which an extra pass runs.
 
-Listener = Callable[[Any], None]
 _OURS = f"{__package__.rpartition('.')[0]}."
 
 
@@ -205,7 +174,7 @@ class Sandbox:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._retaining: dict[int, weakref.ref[Tensor]] = {}
-        self._undoing: _Undoing | None = None
+        self._undoing: Undoing | None = None
 
     @property
     @never_traced
@@ -214,10 +183,8 @@ class Sandbox:
         return self._undoing is not None
 
     @contextmanager
-    def entered(self, recomputes: bool) -> Iterator[Callable[[Listener], None]]:
-        """While entered, passes are extra passes. Gives a function that takes listeners.
-
-        A listener is called with the roots of each pass, also of those that a checkpoint starts inside of another.
+    def entered(self, recomputes: bool) -> Iterator[Undoing]:
+        """While entered, passes are extra passes.
 
         Args:
             recomputes: whether a checkpoint may run code again. If so, each function that is called is watched, also
@@ -225,10 +192,10 @@ class Sandbox:
         """
         outer = self._undoing
         retaining = [tensor for tensor in (known() for known in self._retaining.values()) if tensor is not None]
-        self._undoing = undoing = _Undoing(retaining, recomputes)
+        self._undoing = undoing = Undoing(retaining, recomputes)
         try:
             with extra():
-                yield undoing.listeners.append
+                yield undoing
         finally:
             self._undoing = outer
             undoing.undo()
@@ -236,8 +203,8 @@ class Sandbox:
     def run(self, run: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
         """Run PyTorch's engine for an extra pass."""
         assert self._undoing is not None
-        for listener in self._undoing.listeners:
-            listener(roots)
+        if self._undoing.has_passes_inside:
+            self._undoing.set_aside(graph_from(roots))
         with self._undoing.on(), _in_no_group():
             return run(roots, *args, **kwargs)
 
@@ -280,14 +247,21 @@ class Sandbox:
         return run
 
 
-class _Undoing(OnStack):
+class Undoing(OnStack):
     """While it is on, remembers what a checkpoint writes to. `retaining` are tensors inside of a graph that keep their
-    gradients."""
+    gradients.
+
+    Attributes:
+        leaves: by identity, the leaves that are set aside, with their `.grad`.
+        has_passes_inside: whether a checkpoint starts passes inside of the extra pass, whose leaves are set aside too.
+    """
 
     def __init__(self, retaining: Iterable[Tensor], recomputes: bool) -> None:
         super().__init__()
         self.recomputes = recomputes
-        self.listeners: list[Listener] = []
+        self.has_passes_inside = False
+        self.leaves: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.hooks: list[tuple[Any, list[tuple[Any, Any]]]] = []
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
         self.caches: dict[int, tuple[Any, dict[Any, Any]]] = {}
         with unseen():
@@ -309,6 +283,17 @@ class _Undoing(OnStack):
             if written and is_recomputed():
                 self._keep(written)
             return func(*args, **kwargs)
+
+    def set_aside(self, graph: Graph) -> None:
+        """Take their `.grad` and their hooks from the leaves of a graph."""
+        for _, leaf in leaves_of(graph):
+            if id(leaf) not in self.leaves:
+                self.leaves[id(leaf)] = leaf, leaf.grad
+                leaf.grad = None
+                for hooks in (leaf._backward_hooks, leaf._post_accumulate_grad_hooks):
+                    if hooks:
+                        self.hooks.append((hooks, list(hooks.items())))
+                        hooks.clear()
 
     def begin_again(self, context: Any) -> None:
         """Prepare for what a checkpoint enters while its code runs again.
@@ -333,11 +318,13 @@ class _Undoing(OnStack):
     def undo(self) -> None:
         """Put everything back."""
         with unseen(), torch.no_grad():
+            for tensor, grad in (*self.grads, *self.leaves.values()):
+                tensor.grad = grad
+            for hooks, items in self.hooks:
+                hooks.update(items)
             for tensor, value in self.kept.values():
                 with _unsafe_preserve_version_counter(tensor):
                     tensor.copy_(value)
-            for tensor, grad in self.grads:
-                tensor.grad = grad
             for cache, entries in self.caches.values():
                 cache.clear()
                 cache.update(entries)
