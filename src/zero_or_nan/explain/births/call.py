@@ -225,11 +225,15 @@ def came_too(call: Call, births: Tensor, at: int) -> Tensor:
     them may be a pole.
     """
     for small in (1.0, 0.5):
-        alone = call.result(at, births, lambda tensor, small=small: torch.where(not_finite(tensor), tensor, small))
+        alone = call.result(at, births, functools.partial(_small_ones, small=small))
         if alone is None:
             return torch.zeros_like(births)
         births = births & not_finite(alone)
     return births
+
+
+def _small_ones(tensor: Tensor, small: float) -> Tensor:
+    return torch.where(not_finite(tensor), tensor, small)
 
 
 def of_infinities(

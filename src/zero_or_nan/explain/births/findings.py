@@ -218,7 +218,9 @@ class History:
 
         def call_of(tensor: Tensor) -> Call | None:
             known = self.of(tensor)
-            return known and known.call._replace(is_old=latest.get(known.call.place[:2]) is not known.result)
+            if known is None:
+                return None
+            return known.call._replace(is_old=latest.get(known.call.place[:2]) is not known.result)
 
         for each in steps:
             is_later = len(chains) <= DEPTH and any(id(tensor) in results for tensor in each.call.tensors())
@@ -371,7 +373,8 @@ def share_readable(node: Any, caller: Any) -> None:
 
 def carried_by(node: Any) -> Carried:
     """The elements of a node's outputs that were not finite in the forward pass."""
-    return node.metadata.get(_CARRIES) or {}
+    carried: Carried = node.metadata.get(_CARRIES) or {}
+    return carried
 
 
 def passed_by(node: Any) -> tuple[Birth, ...]:

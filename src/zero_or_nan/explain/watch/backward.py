@@ -47,6 +47,7 @@ from ..program.code import place_here, users_frame
 from ..program.tensors import (
     are_finite,
     are_finite_at_once,
+    bad_in,
     bad_numbers_of,
     bad_of,
     beyond,
@@ -287,11 +288,12 @@ class Backward:
         provenances: list[Provenance] = []
         came: Tensor | None = None
         for at, value in enumerate(arriving):
-            bad = bad_of(value)
-            if bad is not None:
+            here = numbers_of(value)
+            bad = None if here is None else bad_in(here)
+            if here is not None and bad is not None:
                 came, edge = bad, (node, at)
                 provenance = self.arrived.get(edge) or self.findings.provenances.of(value)
-                provenance = provenance or self.births.of_sum(edge, numbers_of(value), self.holders.get(edge, False))
+                provenance = provenance or self.births.of_sum(edge, here, self.holders.get(edge, False))
                 if provenance is not None:
                     provenances.append(provenance)
         return provenances, came
@@ -318,9 +320,9 @@ class Backward:
             if output is None or not output.requires_grad:
                 self.regions.note(NOT_INSIDE)
                 return {}
-            mask = None if self.shadow is None else self.shadow.masks.get((node, at))
-            is_known = mask is not None and mask.shape == value.shape
-            counts = mask if is_known else torch.ones(value.shape, dtype=torch.bool, device=value.device)
+            counts = None if self.shadow is None else self.shadow.masks.get((node, at))
+            if counts is None or counts.shape != value.shape:
+                counts = torch.ones(value.shape, dtype=torch.bool, device=value.device)
             with torch.enable_grad():
                 roots.append(output[counts])
             vectors.append(value.detach()[counts])

@@ -252,21 +252,23 @@ class Forward(OnStack):
                 node = node_of(tensor)
                 if node is not None:
                     note_call(node, kind.__name__, place)
-                    bad = bad_of(tensor)
-                    if bad is not None:
-                        provenance = self._applied(Call(kind, kind.__name__, place, args), tensor, bad)
+                    here = bad_numbers_of(tensor)
+                    if here is not None:
+                        bad = not_finite(here)
+                        provenance = self._applied(Call(kind, kind.__name__, place, args), Result(0, tensor, here, bad))
                         self.findings.keep_result(tensor, provenance)
                         self.findings.carry(tensor, [(birth, bad) for birth in provenance.births])
 
-    def _applied(self, call: Call, tensor: Tensor, bad: Tensor) -> Provenance:
+    def _applied(self, call: Call, result: Result) -> Provenance:
         """Where a result of an `autograd.Function` comes from. One of `torch.distributed` makes no numbers."""
         provenances = self.findings.provenances
-        if (known := provenances.of(tensor)) is not None:
+        if (known := provenances.of(result.tensor)) is not None:
             return known
         if not call.func.__module__.startswith("torch.distributed."):
-            return Provenance({describe("made", call, tensor, bad, ""): (call.name,)})
+            return Provenance({describe("made", call, result.tensor, result.bad, ""): (call.name,)})
         operands = provenances.of_each(call.tensors())
-        return joined(operands, call.name) if operands else Provenance({come_in(tensor, numbers_of(tensor), call): ()})
+        from_elsewhere = Provenance({come_in(result.tensor, result.here, call): ()})
+        return joined(operands, call.name) if operands else from_elsewhere
 
     def _spread_secondhand(self, args: Any) -> None:
         """A tensor that is changed with the help of a secondhand one becomes secondhand too: a parameter, mostly."""
