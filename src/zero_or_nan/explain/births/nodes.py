@@ -121,8 +121,10 @@ def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> 
         cotangent = numbers_of(arriving[0])
         if cotangent is not None and is_element_by_element(node, arriving, bad):
             index = tuple(bad.nonzero()[0].tolist())
-            again = _again(node, arriving, torch.ones_like)
-            slope = math.inf if again is None else again[at][index].item()
+            slope = math.inf
+            if can_run_again(node):
+                with rerun():
+                    slope = run(node, torch.ones_like(cotangent))[at][index].item()
             point = _point(node, index, bad)
             if not (point and math.isnan(slope)):  # at a finite point, the computation says more
                 return f"{number(cotangent[index].item())} × {number(slope)}{point}"
@@ -145,8 +147,8 @@ def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) 
     return born is not None and not born.is_pole
 
 
-def _again(node: Any, arriving: Sequence[Any], change: Change) -> Sequence[Any] | None:
-    """What a derivative gives for cotangents that are changed first; None if it can't run again."""
+def _again(node: Any, arriving: Sequence[Any], change: Change | None = None) -> Sequence[Any] | None:
+    """What a derivative gives for copies of cotangents, changed first; None if it can't run again."""
     if can_run_again(node):
         with contextlib.suppress(Exception), rerun():
             return run(node, *on_copies(list(arriving), change))
@@ -337,7 +339,7 @@ class NodeBirths:
         if not can_run_again(node):
             return
         ones = [torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in node._input_metadata]
-        again = _again(node, ones, torch.ones_like)
+        again = _again(node, ones)
         slopes = None if again is None else numbers_of(again[at])
         if slopes is None or slopes.shape != bad.shape:
             return
