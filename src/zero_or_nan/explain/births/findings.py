@@ -247,8 +247,9 @@ class History:
         return []
 
     def clear(self) -> None:
-        for each in (self._steps, self._births, self._by_node):
-            each.clear()
+        self._steps.clear()
+        self._births.clear()
+        self._by_node.clear()
         self._bytes = 0
 
 
@@ -307,8 +308,11 @@ class Findings:
         return self.compiled_at if region is None else region.place
 
     def clear(self) -> None:
-        for each in (self.provenances, self.secondhand, self.uninitialized, self.unconsumed, self.history):
-            each.clear()
+        self.provenances.clear()
+        self.secondhand.clear()
+        self.uninitialized.clear()
+        self.unconsumed.clear()
+        self.history.clear()
         self.compiled_at = None  # a place has the user's module
 
 
