@@ -309,9 +309,11 @@ def _softmax(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> st
     dim = dim[0] if isinstance(dim, (tuple, list)) else dim
     if out.shape != tensor.shape:
         return ""
-    others = list(index)
-    del others[dim : dim + 1 or None]
-    row = tensor.movedim(dim, -1)[tuple(others)] if index else tensor
+    row = tensor
+    if index:
+        others = list(index)
+        del others[dim]
+        row = tensor.movedim(dim, -1)[tuple(others)]
     if (row == -math.inf).all():
         return f"inf − inf: all {row.numel()} elements of the row are -inf"
     return "inf − inf: an element of the row is inf" if (row == math.inf).any() else ""
