@@ -20,25 +20,25 @@ files that are named after it, so you can read on from any file.
 3. `training/` explains a training step that fails. `failure` has the decorator, which runs a step that failed a second
    time inside of a watch. `before` copies what a step changes.
 4. `watch/` sees what happens. `watch` replaces some functions of PyTorch while the block runs, and owns the other
-   parts. `forward` checks what each function returns: `sqrt` gave 0, `log` gave -inf. `backward` checks what each
-   node of the graph passes on: the node of `log` passed on a NaN, 0 × inf, and this NaN reached x. `regions` looks
-   into compiled code. `shadow` runs this backward pass first with `ignoring`, in a sandbox. That pass sends no gradient
-   to the -inf.
+   parts. `forward` checks what each function returns: `sqrt` gave 0, and `log` made -inf of this finite number, so the
+   -inf was *born* there, and `clamp` took it. `backward` checks what each node of the graph passes on: the node of
+   `log` passed on a NaN, 0 × inf, and this NaN reached x. `regions` looks into compiled code. `shadow` runs this
+   backward pass first with `ignoring`, in a sandbox. That pass sends no gradient to the -inf.
 5. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
    training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`. If
    the loss uses the element, `trial` runs other ways to write the formula on your numbers. `matching` finds those that
    fit your calls, and writes them in your words, `widening` takes a wider dtype, and `targets` leaves out what is not
    known of a target. `exact` runs the formula in float64, and finds out whether only a number on the way to the failure
    was lost.
-6. `births/` finds out where and why. `attribution`: `log` made the -inf of finite numbers, so the -inf was *born*
-   there, and `clamp` took it. `nodes`: what was born at a node in backward, and in which call a node was made.
+6. `births/` finds out where and why. `nodes`: what was born at a node in backward, and in which call a node was made.
    `diagnosis`: the loss ignores the element, because `clamp` cut it off, so the origin is *contaminated*. `findings`
    has what is known of tensors and nodes, and keeps the last calls. A `chain` of them runs again in float64. `call`
    runs one of them again with other numbers. `arithmetic`: `log(0) = -inf`, as text. `provenance` has the births that
    a tensor comes from.
-7. `program/` reads your program. `expression`: what you wrote in the line of a call. `scope`: what a name means in
-   another line, and which names are free. `code`: the line of a call, and what the name of its function says.
-   `tensors`: which of a tensor's numbers are not finite. They are read out of sight of your modes and profilers.
+7. `program/` reads your program. `source`: what you wrote in the line of a call, what a name means in another line,
+   and which names are free. `rerun` runs code a second time, and leaves everything of yours as it was. `code`: the
+   line of a call, and what the name of its function says. `tensors`: which of a tensor's numbers are not finite. They
+   are read out of sight of your modes and profilers.
 """
 
 from .block import explain

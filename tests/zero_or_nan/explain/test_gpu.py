@@ -17,7 +17,7 @@ from zero_or_nan import explain, ignoring
 from zero_or_nan.explain.births.findings import Mistakes
 from zero_or_nan.explain.probe import probing
 from zero_or_nan.explain.probe.loss import Case
-from zero_or_nan.explain.program import asserts, randomness
+from zero_or_nan.explain.program import rerun
 from zero_or_nan.explain.report import trial
 from zero_or_nan.functions.families import recurrent
 from zero_or_nan.ignoring.engine import attach
@@ -137,7 +137,7 @@ RIGHT = {
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    monkeypatch.setattr(asserts, "are_possible", lambda: True)
+    monkeypatch.setattr(rerun, "are_possible", lambda: True)
 
 
 @pytest.mark.usefixtures("on_a_gpu")
@@ -145,14 +145,14 @@ def on_a_gpu(monkeypatch):
 def test_what_a_kernel_would_assert_is_refused_before_it_runs(call):
     with pytest.raises(Exception):  # noqa: B017  (the CPU's own errors are of many kinds)
         call()
-    with asserts.without_asserts(), pytest.raises(IndexError, match="out of range"):
+    with rerun.without_asserts(), pytest.raises(IndexError, match="out of range"):
         call()
 
 
 @pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize("call", RIGHT.values(), ids=RIGHT)
 def test_what_no_kernel_asserts_runs(call):
-    with asserts.without_asserts():
+    with rerun.without_asserts():
         call()
 
 
@@ -164,8 +164,8 @@ def one_row_too_few(embeddings, anchors):
 @pytest.mark.usefixtures("on_a_gpu")
 def test_the_search_refuses_them_and_finds_the_same(monkeypatch):
     refused = []
-    would_assert = asserts.would_assert
-    monkeypatch.setattr(asserts, "would_assert", lambda *call: would_assert(*call) and not refused.append(call[0]))
+    would_assert = rerun.would_assert
+    monkeypatch.setattr(rerun, "would_assert", lambda *call: would_assert(*call) and not refused.append(call[0]))
     report = explain.probe(one_row_too_few, torch.randn(4, 3, requires_grad=True), tensor([3, 2, 1, 0]))
     assert refused and [finding.function for finding in report.findings] == ["log"]
 
@@ -263,7 +263,7 @@ def test_random_numbers_of_a_gpu_count(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(states))
     monkeypatch.setattr(torch.cuda, "set_rng_state_all", states.__setitem__)
-    before = randomness.RandomState.now()
+    before = rerun.RandomState.now()
     assert not before.has_changed()
     states[0] = tensor([2])
     assert before.has_changed()

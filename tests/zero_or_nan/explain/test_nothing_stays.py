@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import zero_or_nan
 from zero_or_nan import explain
-from zero_or_nan.explain.program.tensors import without_warnings
+from zero_or_nan.explain.program.rerun import without_warnings
 
 
 def of_pytorch():

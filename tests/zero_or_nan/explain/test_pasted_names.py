@@ -7,7 +7,7 @@ import torch
 from pasting import leaf, pasted, ran
 
 from zero_or_nan import explain
-from zero_or_nan.explain.program.expression import Expression
+from zero_or_nan.explain.program.source import Expression
 from zero_or_nan.explain.report import trial
 from zero_or_nan.functions.rewrites import REWRITES, Rewrite, function_in
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import Mode, is_sparse, tree_map_only
-from ..program.tensors import NeedsOthersError, numbers_of, rerun, tensors_in
+from ..program.rerun import rerun
+from ..program.tensors import NeedsOthersError, numbers_of, tensors_in
 
 
 class Computation(NamedTuple):
@@ -78,25 +79,21 @@ class _Looking(Mode):
         if not bad.any():
             return
         inputs = [tensor for tensor in map(numbers_of, tensors_in(operands)) if tensor is not None]
-        infinite = any(bool(tensor.isinf().any()) for tensor in inputs)
-        nan = any(bool(tensor.isnan().any()) for tensor in inputs)
+        has_infinity = any(bool(tensor.isinf().any()) for tensor in inputs)
+        has_nan = any(bool(tensor.isnan().any()) for tensor in inputs)
         if self.entries is not None and self.entries.shape == bad.shape and bool((bad & self.entries).any()):
             bad &= self.entries
         nans = out.isnan() & bad
-        if nans.any() and not nan:
-            self.nan = _born(name, operands, out, nans, dtype)
-        elif nans.any() and nan and _entrywise(operands, out):
-            made = nans.clone()
-            for tensor in inputs:
-                made &= ~tensor.isnan()
-            if made.any():
-                self.nan = _born(name, operands, out, made, dtype)
-            elif self.passed_on is None:
-                self.passed_on = _born(name, operands, out, nans, dtype)
-        elif self.infinite is None and not infinite and not nan:
+        is_each = bool(nans.any()) and _entrywise(operands, out)
+        made = nans if is_each or not has_nan else torch.zeros_like(nans)
+        for tensor in inputs if is_each else ():
+            made = made & ~tensor.isnan()
+        if made.any():
+            self.nan = _born(name, operands, out, made, dtype)
+        elif self.infinite is None and not has_infinity and not has_nan:
             self.infinite = _born(name, operands, out, bad, dtype)
         elif self.passed_on is None:
-            self.passed_on = _born(name, operands, out, bad, dtype)
+            self.passed_on = _born(name, operands, out, nans if is_each else bad, dtype)
 
 
 def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Computation | None:
@@ -196,7 +193,10 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
             return Computation(name, (), text, result)
     known = numerics_of(name)
     if _entrywise(operands, out) and (known.written or not any(part in name for part in _TOGETHER)):
-        values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
+        numbers = [each for each in operands if isinstance(each, (Tensor, float, int)) and not isinstance(each, bool)]
+        values = tuple(
+            each.broadcast_to(out.shape)[index].item() if isinstance(each, Tensor) else each for each in numbers
+        )
         is_scaled = known.written_scaled and len(values) > known.written.count("{")
         pattern = known.written_scaled if is_scaled else known.written
         texts = [operand(value) for value in values]
@@ -213,20 +213,10 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
 
 def _ends(result: float, dtype: torch.dtype, too_large: bool) -> str:
     if isinstance(result, complex) or is_nan(result):
-        return " = nan" if not isinstance(result, complex) else f" = {result}"
+        return f" = {result}"
     if too_large:
         return f" > {limit(dtype)}" if result > 0 else f" < -{limit(dtype)}"
     return f" = {number(result)}"
-
-
-def _is_operand(operand: Any) -> bool:
-    return isinstance(operand, (Tensor, float, int)) and not isinstance(operand, bool)
-
-
-def _at(operand: Any, index: tuple[int, ...], out: Tensor) -> Any:
-    if not isinstance(operand, Tensor):
-        return float(operand) if isinstance(operand, float) else operand
-    return operand.broadcast_to(out.shape)[index].item()
 
 
 def _ranges(operands: Any) -> str:
@@ -319,7 +309,11 @@ def _softmax(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> st
     dim = dim[0] if isinstance(dim, (tuple, list)) else dim
     if out.shape != tensor.shape:
         return ""
-    row = tensor.select(-1, 0) if not tensor.dim() else tensor.transpose(dim, -1)[_without(index, dim, tensor.dim())]
+    row = tensor
+    if index:
+        others = list(index)
+        del others[dim]
+        row = tensor.movedim(dim, -1)[tuple(others)]
     if (row == -math.inf).all():
         return f"inf − inf: all {row.numel()} elements of the row are -inf"
     return "inf − inf: an element of the row is inf" if (row == math.inf).any() else ""
@@ -331,12 +325,6 @@ def _log_softmax_backward(operands: Sequence[Any], out: Tensor, index: tuple[int
     total = gradient.sum(dim, keepdim=True).broadcast_to(out.shape)
     arriving, value, of_row = (number(each[index].item()) for each in (gradient, result, total))
     return f"{arriving} − exp({value}) × {of_row}"
-
-
-def _without(index: tuple[int, ...], dim: int, dims: int) -> tuple[int, ...]:
-    places = list(index)
-    places[dim % dims], places[-1] = places[-1], places[dim % dims]
-    return tuple(places[:-1])
 
 
 def _reduced(operands: Sequence[Any], index: tuple[int, ...]) -> Tensor | None:

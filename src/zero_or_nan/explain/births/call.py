@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import any_of, is_sparse, part_here, tree_map_only, was_broadcast
 from ..program.code import Place, Plan, optimizer_here, plan_of
+from ..program.rerun import on_copies, rerun
 from ..program.tensors import (
     NeedsOthersError,
     each_in,
@@ -30,8 +30,6 @@ from ..program.tensors import (
     is_finite,
     not_finite,
     numbers_of,
-    on_copies,
-    rerun,
     tensors_in,
 )
 from .arithmetic import Computation, first_born, is_nan, number
@@ -67,7 +65,6 @@ class Call(NamedTuple):
 
     @property
     def plan(self) -> Plan:
-        """What is known of its function."""
         return plan_of(self.func)
 
     def tensors(self) -> list[Tensor]:
@@ -170,12 +167,6 @@ def arranged(call: Call) -> Arranged:
 # Experiments with a call whose result is not finite.
 
 
-def first_born_in(call: Call, entries: Tensor, change: Change | None = None) -> Computation | None:
-    """The first number in a call that is not finite, when it is run again on copies, changed first."""
-    args, kwargs = on_copies(call.args, change), on_copies(call.kwargs, change)
-    return first_born(lambda: call.run(args, kwargs), entries)
-
-
 def finite_ones(tensor: Tensor, keep: Collection[float] = ()) -> Tensor:
     """The tensor, with 1 in place of each NaN and infinity, except for the infinities to keep."""
     if not keep and not tensor.is_complex():
@@ -203,14 +194,8 @@ numbers: it may be a pole, as 1 is of `logit`, and equal numbers make a matrix s
 def apart(call: Call, result: Tensor, bad: Tensor, came: Sequence[Tensor], at: int) -> Tensor | None:
     """The elements that an operator made, as opposed to those that came with an operand; None if it made none.
 
-    Such an element is the same whatever finite numbers take the place of the operands' NaN and infinities.
-
-    Args:
-        call: the call of the operator.
-        result: one of its results.
-        bad: its elements that are not finite.
-        came: the same of each operand that is not finite.
-        at: the position of the result among the results.
+    Such an element is the same whatever finite numbers take the place of the operands' NaN and infinities. `bad` and
+    `came` say where the result, which is the one at position `at`, and each such operand are not finite.
     """
     if not came:
         return bad
@@ -223,8 +208,6 @@ def apart(call: Call, result: Tensor, bad: Tensor, came: Sequence[Tensor], at: i
                 births = births & ~bad_there
         if not any_of(births):  # found out without another run
             return None
-    if _is_small_product(call, result):
-        return None
     for change in _STAND_INS:
         alone = call.result(at, result, change)
         if alone is None or is_finite(alone):
@@ -233,24 +216,6 @@ def apart(call: Call, result: Tensor, bad: Tensor, came: Sequence[Tensor], at: i
         if not any_of(births):
             return None
     return births
-
-
-def _is_small_product(call: Call, result: Tensor) -> bool:
-    """Whether the result is a sum of products, which cannot overflow once 1 is in place of NaN and infinities.
-
-    For large operands it takes much less to find this out than to multiply once more.
-    """
-    numbers = [tensor for tensor in call.tensors() if type(tensor) in (Tensor, Parameter)]
-    if not numerics_of(call.name).products or len(numbers) != len(call.tensors()) or result.is_complex():
-        return False
-    sizes = []
-    for tensor in numbers:
-        here = numbers_of(tensor)
-        if here is None:
-            return False
-        sizes.append(max(1.0, *(abs(float(end)) for end in torch.aminmax(finite_ones(here)))))
-    largest = max(tensor.numel() for tensor in numbers) * max(sizes) ** 2 + max(sizes)
-    return largest < torch.finfo(result.dtype).max / 2
 
 
 def came_too(call: Call, births: Tensor, at: int) -> Tensor:
@@ -277,8 +242,9 @@ def of_infinities(
     """The effect that infinities which leave elements out have on a result if all other numbers are finite.
 
     Args:
-        call, result, inputs, at: as for `apart`.
+        call, result, at: as for `apart`.
         bad: the elements that are not finite, and that an operator did not make.
+        inputs: the numbers of the operands that are not finite.
         change: leaves these infinities, and puts finite numbers in place of the others.
 
     Returns:
@@ -318,15 +284,15 @@ def recovered(func: Any, args: Any, kwargs: Any) -> Tensor | None:
 
     The function runs again on the tensor as it is now, and this time it writes finite numbers only.
     """
+
+    def finite(value: Any) -> Any:
+        return 1.0 if isinstance(value, float) and not math.isfinite(value) else value
+
     target = on_copies(args[0])
     given, named = on_copies((args[1:], kwargs), torch.ones_like)
     with rerun():
-        func(target, *map(_finite_number, given), **{name: _finite_number(value) for name, value in named.items()})
+        func(target, *map(finite, given), **{name: finite(value) for name, value in named.items()})
     return numbers_of(target)
-
-
-def _finite_number(value: Any) -> Any:
-    return 1.0 if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # The descriptions of births: which call, which elements, made of which numbers.
@@ -357,28 +323,16 @@ def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
     return describe("given", call, tensor, bad, number(first), infinite=infinite, tensor=weakref.ref(tensor), base=base)
 
 
-def come_out(tensor: Tensor, here: Tensor, bad: Tensor, call: Call, source: str) -> Birth:
-    """The birth of what a call took out of a source whose numbers cannot be read."""
-    text = f"{number(here[bad][0].item())} out of {source}{UNREADABLE}"
-    return describe("given", call, tensor, bad, text)
-
-
-def held_before(grad: Tensor, here: Tensor, call: Call) -> Birth:
-    """The birth of a `.grad` that is not finite before a pass adds to it."""
+def come_from(source: str, tensor: Tensor, here: Tensor, call: Call, held: bool = False) -> Birth:
+    """The birth of a tensor that came in from a source whose numbers are not the block's."""
     bad = not_finite(here)
-    text = f"{number(here[bad][0].item())} in .grad before this pass"
-    return describe("given", call, grad, bad, text, held=True)
+    return describe("given", call, tensor, bad, f"{number(here[bad][0].item())} {source}", held=held)
 
 
 def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change) -> Birth:
-    """The birth of elements that a call made, or that its arguments write down.
+    """The birth of elements of the result at a position that a call made, or that its arguments write down.
 
-    Args:
-        call: the call.
-        result: one of its results.
-        entries: the elements of the result.
-        at: the position of the result among the results.
-        change: puts finite numbers in place of the operands' NaN and infinities that the elements were not made of.
+    `change` puts finite numbers in place of the operands' NaN and infinities that the elements were not made of.
     """
     written, optimizer = call.infinite_number(), optimizer_here()
     here = numbers_of(result)
@@ -386,7 +340,8 @@ def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change
         return describe("given", call, result, entries, str(written), optimizer=optimizer)
     if written is not None and not (here is not None and bool((here.isnan() & entries).any())):
         return describe("meant", call, result, entries, str(written), infinite=written)
-    born = first_born_in(call, entries, change)
+    args, kwargs = on_copies((call.args, call.kwargs), change)
+    born = first_born(lambda: call.run(args, kwargs), entries)
     is_overwritten = any(result is each for each in tensors_in(call.args[:1]))  # the experiments have 1 in its place
     made_nan = here is not None and not bool((entries & ~here.isnan()).any())
     is_of_lost_number = is_overwritten and not optimizer and born is None and made_nan  # as `log_` of -1
@@ -406,14 +361,9 @@ def _only_too_large(
     """Whether the true value is a number that the dtype has no room for."""
     if born is not None and is_nan(born.result) and not born.of_large:
         return False
-    try:
-        wider = call.results(lambda tensor: _in_double(change(tensor)))[at]
-    except Exception:
-        wider = None
-    if wider is not None and wider.shape == entries.shape and wider.dtype != result.dtype:
-        has_room = any_of(entries & ~not_finite(wider))
-        if has_room:
-            return True
+    wider = call.result(at, entries, lambda tensor: _in_double(change(tensor)))
+    if wider is not None and wider.dtype != result.dtype and any_of(entries & ~not_finite(wider)):
+        return True
     if born is None:  # a sum of products of finite numbers has a value
         return numerics_of(call.name).products
     return not born.is_pole

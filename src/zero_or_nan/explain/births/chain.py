@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ...ignoring.inside import tree_map, tree_map_only
-from ..program.tensors import node_of, on_copies, rerun, without_side_effects
+from ..program.rerun import on_copies, rerun, without_side_effects
+from ..program.tensors import node_of
 from .call import Call
 
 DEPTH = 12
@@ -56,11 +57,7 @@ class Chain:
 
     def without_autocast(self, line: Call) -> Chain:
         """The chain with all calls of a line as they are outside of autocast."""
-
-        def plain(call: Call) -> Call:
-            return call._replace(casts=None) if call.is_beside(line) else call
-
-        return self.with_calls(plain)
+        return self.with_calls(lambda call: call._replace(casts=None) if call.is_beside(line) else call)
 
     def with_calls(self, change: Callable[[Call], Call]) -> Chain:
         """The chain with other calls."""
@@ -105,13 +102,12 @@ class Chain:
         return result.to(dtype) if is_float and dtype is not None else result  # it may have been made from no tensor
 
     def _value(self, tensor: Tensor, run: Run, dtype: torch.dtype | None) -> Any:
-        if id(tensor) not in run.values:
-            call = self.of(tensor)
-            if call is None:
-                run.take(id(tensor), tensor, dtype, id(tensor) in self.wanted)
-            else:
-                run.values[id(tensor)] = self._result(call, run, dtype)
-        return run.values[id(tensor)]
+        key, call = id(tensor), self.of(tensor)
+        if key not in run.values and call is None:
+            run.take(key, tensor, dtype, key in self.wanted)
+        elif key not in run.values:
+            run.values[key] = self._result(call, run, dtype)
+        return run.values[key]
 
 
 @dataclass
@@ -143,13 +139,9 @@ class Run:
 
 
 def chain_of(call: Call, has_gradient: bool, computed_by: Callable[[Tensor], Call | None], order: int) -> Chain:
-    """A call with the calls before it.
+    """A call with the calls before it, as far as `computed_by` knows the call that computed a tensor.
 
-    Args:
-        call: the last call.
-        has_gradient: whether its result had one. Under `no_grad`, only the value has to be right.
-        computed_by: gives the call that computed a tensor; None if it isn't known.
-        order: which derivative the program computes.
+    Under `no_grad`, the result has no gradient, so only the value has to be right.
     """
     detached: dict[int, Tensor] = {}
     chain = Chain(call, order=order)
@@ -179,10 +171,7 @@ def _gives(call: Call, result: Tensor) -> bool:
     try:
         with rerun():
             again = call.again(on_copies(call.args), on_copies(call.kwargs))
-        return (
-            isinstance(again, Tensor)
-            and again.dtype is result.dtype
-            and bool(torch.equal(again.nan_to_num(1.5, 2.5, 3.5), result.nan_to_num(1.5, 2.5, 3.5)))
-        )
+        is_alike = isinstance(again, Tensor) and again.dtype is result.dtype
+        return is_alike and torch.equal(again.nan_to_num(1.5, 2.5, 3.5), result.nan_to_num(1.5, 2.5, 3.5))
     except Exception:
         return False

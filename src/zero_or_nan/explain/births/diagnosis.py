@@ -1,4 +1,4 @@
-"""From the events of a backward pass to the kind of each origin. Pure functions: no hooks, no state, no names.
+"""From the events of a backward pass to the kind of each origin: no hooks, no names.
 
 If the loss ignores the elements of a birth, the origin is contaminated. The shadow of the pass, which `ignoring` runs,
 knows which elements the loss uses. Without a shadow, the loss is taken to use them.
@@ -17,12 +17,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ...functions.numerics import numerics_of_node
-from ...ignoring.inside import Edge
+from ...ignoring.inside import Edge, Graph, Observer, senders_of
+from ..program.tensors import are_finite, bad_of
 from .findings import CALLED, Carried
 from .provenance import Birth, Kind, Provenance
 
@@ -43,19 +44,25 @@ class Born(NamedTuple):
     value: float | None = None
 
 
-class Inside(NamedTuple):
-    """What the pass inside of a compiled region found out about a birth there.
+class Verdict(NamedTuple):
+    """The kind of an origin.
 
     Attributes:
-        kind: the kind of the origin.
+        kind: its kind.
+        fixed: whether `ignoring` gave finite gradients everywhere it reached; None if that is not known.
         is_sure: whether it is known if the loss uses the elements.
-        fixed: whether `ignoring` gave finite gradients of the uncompiled code.
-        tie: how PyTorch treats it, if it is at a tie.
     """
 
     kind: Kind
-    is_sure: bool
-    fixed: bool | None
+    fixed: bool | None = None
+    is_sure: bool = True
+
+
+class Inside(NamedTuple):
+    """What the pass inside of a compiled region found out about a birth there: its verdict, of the uncompiled code,
+    and how PyTorch treats it, if it is at a tie."""
+
+    verdict: Verdict
     tie: str
 
 
@@ -117,37 +124,52 @@ Senders = Mapping[Any, Sequence[Edge]]
 """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
 
 
-class Shadow(Protocol):
-    """The outcome of the same pass run by `ignoring`."""
-
-    @property
-    def masks(self) -> Mapping[Edge, Tensor | None]:
-        """By edge, the elements that the loss uses; None for all of them."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether `ignoring` could follow each operator."""
-
-    @property
-    def finite(self) -> Mapping[Any, bool]:
-        """By node, whether what `ignoring` passes on there is finite."""
-
-    def fixed(self, target: Any, edge: Edge) -> bool:
-        """Whether `ignoring` gave a finite gradient there."""
-
-
-class Verdict(NamedTuple):
-    """The kind of an origin.
+class Shadow(Observer):
+    """The outcome of a pass of `ignoring` that changes no gradient.
 
     Attributes:
-        kind: its kind.
-        fixed: whether `ignoring` gave finite gradients everywhere it reached; None if that is not known.
-        is_sure: whether it is known if the loss uses the elements.
+        finite: by node, whether what `ignoring` passes on there is finite.
+        masks: the masks at the edges that were asked for.
+        made: the results of nodes that are not finite though, as far as is known, what arrived there was: the node, the
+            number of the result, and its elements that are not finite and that the loss uses.
+        edges, leaves: whether gradients are finite: by edge, or by the identity of a leaf.
+        is_complete: whether `ignoring` could follow each operator.
     """
 
-    kind: Kind
-    fixed: bool | None = None
-    is_sure: bool = True
+    def __init__(self, graph: Graph) -> None:
+        self.finite: dict[Any, bool] = {}
+        self.made: list[tuple[Any, int, Tensor]] = []
+        self.is_complete = True
+        self._graph = graph
+        self._senders: dict[Any, list[Edge]] = {}
+        self.masks: dict[Edge, Tensor | None] = {}
+        self.edges: dict[Edge, bool] = {}
+        self.leaves: dict[int, bool] = {}
+
+    def fixed(self, target: Any, edge: Edge) -> bool:
+        """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
+        return self.edges.get(edge, self.leaves.get(id(target), False))
+
+    def let_go(self) -> None:
+        """Forget the graph, which the pass that follows frees."""
+        self._graph, self._senders = {}, {}
+
+    def not_followed(self) -> None:
+        """Remember that the pass could not follow an operator."""
+        self.is_complete = False
+
+    def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Tensor | None]) -> None:
+        """Remember whether everything that a node hands on is finite."""
+        self.finite[node] = are_finite(values)
+        if self.finite[node]:
+            return
+        if not self._senders:
+            self._senders = senders_of(self._graph)
+        if all(self.finite.get(sender, True) for sender, _ in self._senders.get(node, ())):
+            for at, (value, mask) in enumerate(zip(values, masks, strict=False)):
+                bad = bad_of(value)
+                if bad is not None:
+                    self.made.append((node, at, bad & mask if mask is not None and mask.shape == bad.shape else bad))
 
 
 class Diagnosis(NamedTuple):
@@ -177,13 +199,9 @@ class Diagnosis(NamedTuple):
 def diagnose(
     events: Events, shadow: Shadow | None, known: Mapping[Birth, Verdict], senders: Senders = MappingProxyType({})
 ) -> list[Diagnosis]:
-    """The births that reached the loss or a gradient, in order of time.
+    """The births that reached the loss or a gradient in a backward pass, in order of time.
 
-    Args:
-        events: what happened in a backward pass.
-        shadow: the outcome of the same pass run by `ignoring`, if it was run.
-        known: the verdicts of earlier passes, which still hold.
-        senders: by node, the nodes whose gradients arrive there. They show ties.
+    The known verdicts are those of earlier passes, which still hold. The senders show ties.
     """
     reached_by: dict[Birth, list[Reached]] = {}
     for reached in events.reached:
@@ -205,26 +223,27 @@ def diagnose(
 def with_hidden(
     found: list[Diagnosis], events: Events, shadow: Shadow | None, hidden: Sequence[Birth]
 ) -> list[Diagnosis]:
-    """These, and the origins that show only once the contaminated ones are fixed, if that is not enough.
+    """What `diagnose` found. If it is not enough to fix the contaminated origins, also those that show only then.
 
-    Args:
-        found: what `diagnose` gave.
-        events, shadow: as for `diagnose`.
-        hidden: the births in the shadow.
+    These are the hidden births, which happened in the shadow.
     """
     is_fixed = Verdict("contaminated", False) not in [each.verdict for each in found]
     if shadow is None or not shadow.is_complete or is_fixed:
         return found
-    places = {(birth.operator, birth.place.filename, birth.place.line) for birth, *_ in found}
+    places = {_where(birth) for birth, *_ in found}
     targets = [each.target for each in events.reached if each.edge and not shadow.fixed(each.target, each.edge)]
     behind = [
         Diagnosis(birth, Verdict(birth.kind_if_used, False), targets, (birth.operator,), is_hidden=True)
         for birth in hidden
-        if targets and (birth.operator, birth.place.filename, birth.place.line) not in places
+        if targets and _where(birth) not in places
     ]
     every = [*found, *behind]
     has_others = any(each.verdict.kind != "contaminated" for each in every)
     return [each._replace(has_others=has_others) for each in every]
+
+
+def _where(birth: Birth) -> tuple[str, str, int]:
+    return birth.operator, birth.place.filename, birth.place.line
 
 
 def diagnose_results(provenances: Iterable[Provenance]) -> list[Diagnosis]:
@@ -251,7 +270,8 @@ def _verdict(
     in_loss = len(leaves) < len(ends)
     inside = events.inside.get(birth)
     if inside is not None and (in_loss or not fixed):
-        return Verdict(inside.kind, fixed, is_sure=inside.is_sure and not events.lacks_shadow)
+        kind, _, is_sure = inside.verdict
+        return Verdict(kind, fixed, is_sure and not events.lacks_shadow)
     is_sure = not events.lacks_shadow and (in_loss or not events.is_partial)
     if used is False or (fixed and not in_loss and not elements.is_made_by_hook(birth)):
         return Verdict("contaminated", fixed)
@@ -302,14 +322,7 @@ def _tie(birth: Birth, verdict: Verdict, events: Events, elements: Elements, sen
 
 
 def _tie_at(node: Any, value: float | None, is_used: bool, senders: Senders) -> str:
-    """How PyTorch treats an element, in half a sentence, if it is at a tie; else empty.
-
-    Args:
-        node: the node of the function that gave the element.
-        value: the element.
-        is_used: whether the loss uses it.
-        senders: those of the graph.
-    """
+    """How PyTorch treats an element that a node's function gave, in half a sentence, if it is at a tie; else empty."""
     if value is None or not math.isfinite(value):
         return ""
     waiting, seen = [node], {node}

@@ -6,12 +6,11 @@ node. A note lives as long as its node, so a backward pass long after the block 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -32,7 +31,7 @@ from ...ignoring.inside import (
     saw,
 )
 from ..program.code import Place, is_recomputed, printable
-from ..program.tensors import BadElements, address, bad_numbers_of, memory, node_of, tensors_in
+from ..program.tensors import address, bad_numbers_of, memory, node_of, tensors_in
 from .call import Call
 from .chain import DEPTH, Chain, chain_of
 from .provenance import Birth, Provenance, Provenances, all_births
@@ -41,11 +40,8 @@ T = TypeVar("T")
 
 _MOST_UNCONSUMED = 1000
 
-MOST_CALLS = 2000
-"""The number of calls that are kept."""
-
-MOST_BYTES = 1 << 28
-"""The size of the operands that are kept."""
+MOST_CALLS, MOST_BYTES = 2000, 1 << 28
+"""The number of calls that are kept, and the size of their operands."""
 
 _CONVERSIONS = {"half", "to", "type", "type_as"}
 
@@ -102,11 +98,7 @@ class Mistakes:
 
 
 class Births:
-    """The births so far, one for each call.
-
-    Attributes:
-        in_backward: whether a backward pass is running.
-    """
+    """The births so far, one for each call."""
 
     def __init__(self) -> None:
         self.in_backward = False
@@ -135,15 +127,6 @@ class Births:
         """
         return [note for note in notes if birth_of(note).watch is self._watch] or [*notes]
 
-    @contextmanager
-    def collected(self) -> Iterator[list[Birth]]:
-        """While entered, the list gets every new birth."""
-        births = self.collect()
-        try:
-            yield births
-        finally:
-            self.stop(births)
-
     @never_traced
     def collect(self) -> list[Birth]:
         """A list that gets every new birth, until `stop`."""
@@ -168,11 +151,7 @@ class Step(NamedTuple):
 
 
 class History:
-    """The last calls of a block, by their results and by the nodes of these.
-
-    Args:
-        provenances: those of all tensors.
-    """
+    """The last calls of a block, by their results and by the nodes of these."""
 
     def __init__(self, provenances: Provenances) -> None:
         self._provenances = provenances
@@ -210,11 +189,6 @@ class History:
         step = self._steps.get(id(tensor))
         return step if step is not None and step.result() is tensor else None
 
-    def _call_of(self, tensor: Tensor, latest: Mapping[Any, Any]) -> Call | None:
-        """The call that computed a tensor; None if it isn't known."""
-        step = self.of(tensor)
-        return None if step is None else step.call._replace(is_old=latest.get(step.call.place[:2]) is not step.result)
-
     def of_node(self, node: Any) -> Step | None:
         """The call whose derivative a node computes, with the order of this derivative."""
         forward, order = node.metadata.get(_DERIVED, (node, 1))
@@ -232,9 +206,7 @@ class History:
         Those that used it come first: a formula of several calls is replaced as a whole.
         """
         step = self._births.pop(birth, None)
-        if step is None:
-            return []
-        return self._chains_from(step)[::-1]
+        return [] if step is None else self._chains_from(step)[::-1]
 
     def _chains_from(self, step: Step) -> list[Chain]:
         """A call, and the first that used its result, each with the calls before it. In order of time."""
@@ -243,11 +215,17 @@ class History:
             steps.insert(0, step)
         chains: list[Chain] = []
         latest: dict[Any, Any] = {}  # by place, the result of the last call from there
+
+        def call_of(tensor: Tensor) -> Call | None:
+            known = self.of(tensor)
+            if known is None:
+                return None
+            return known.call._replace(is_old=latest.get(known.call.place[:2]) is not known.result)
+
         for each in steps:
             is_later = len(chains) <= DEPTH and any(id(tensor) in results for tensor in each.call.tensors())
             if each.result is step.result or is_later:
                 results.add(id(each.result()))
-                call_of = functools.partial(self._call_of, latest=latest)
                 chains.append(chain_of(each.call, each.node is not None, call_of, step.order))
             latest[each.call.place[:2]] = each.result
         return chains
@@ -283,7 +261,6 @@ class Findings:
         provenances: those of the tensors that are not finite.
         secondhand: provenances of tensors that are finite, but were computed from the gradient of a loss that was not.
         uninitialized: provenances of tensors whose memory was not finite when PyTorch handed it out.
-        bad: of which elements of the tensors are not finite.
         unconsumed: by memory, the provenances of results that no function has used yet.
         carries: whether any node carries a note about elements that are not finite.
         history: the last calls.
@@ -297,7 +274,6 @@ class Findings:
         self.secondhand = Provenances()
         self.uninitialized = Provenances()
         self.unconsumed: dict[int | None, Provenance] = {}
-        self.bad = BadElements()
         self.carries = False
         self.history = History(self.provenances)
         self.compiled_at: Place | None = None
@@ -336,7 +312,6 @@ class Findings:
         self.secondhand.clear()
         self.uninitialized.clear()
         self.unconsumed.clear()
-        self.bad.clear()
         self.history.clear()
         self.compiled_at = None  # a place has the user's module
 
@@ -345,23 +320,17 @@ class Findings:
 
 CALLED = "zero_or_nan.called"
 """The key in a node's metadata for the function and the place of its forward call."""
-
 _DERIVED = "zero_or_nan.derived"
 """The key, in a node that a pass recorded, for the node of the forward call and the order of the derivative."""
-
 _CARRIES = "zero_or_nan.carries"
 """The key for the elements of each output that are not finite, with their births."""
-
 _PASSES = "zero_or_nan.passes"
 """The key for the provenances of the call's operands, by watch."""
-
 _READABLE = "zero_or_nan.readable"
 """The key for whether its saved tensors can be read without running a hook. Newer releases of PyTorch know this."""
-
 _USES_HOOKS = "zero_or_nan.hooks"
 """The key for whether a hook of the user's had packed its saved tensors. Newer releases of PyTorch know this, too."""
-
-_REGION = "zero_or_nan.region"
+REGION = "zero_or_nan.region"
 """The key for the call of a compiled region that the node comes from."""
 
 HOOKS: list[Any] = []
@@ -396,14 +365,9 @@ def note_passed(node: Any, provenances: Iterable[Provenance]) -> None:
         node.metadata.setdefault(_PASSES, {}).setdefault(known[0].first.watch, known)
 
 
-def note_region(node: Any, region: Any) -> None:
-    """Write on the node of a compiled region which call of the region it comes from."""
-    node.metadata[_REGION] = region
-
-
 def region_of(node: Any) -> Any:
     """The call of a compiled region that a node comes from, or None."""
-    return None if node is None else node.metadata.get(_REGION)
+    return None if node is None else node.metadata.get(REGION)
 
 
 def share_readable(node: Any, caller: Any) -> None:

@@ -29,9 +29,10 @@ from ...ignoring.inside import (
     senders_of,
 )
 from ..program.code import Place, place_here, users_frame
-from ..program.tensors import are_finite, here_of, is_finite, not_finite, numbers_of, on_copies, rerun
+from ..program.rerun import on_copies, rerun
+from ..program.tensors import are_finite, here_of, is_finite, not_finite, numbers_of
 from .arithmetic import Computation, first_born, limit, number, operand
-from .call import Call, come_in, describe, finite_ones
+from .call import Call, Change, come_in, describe, finite_ones
 from .diagnosis import Born, Events
 from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed_by, runs_hook, saved_by, share_readable
 from .provenance import Birth, Provenance, all_births
@@ -51,12 +52,7 @@ class Caller(NamedTuple):
 
 
 class Callers:
-    """The calls that the nodes of one graph come from.
-
-    Args:
-        graph: the nodes, with their edges.
-        findings: those of the watch.
-    """
+    """The calls that the nodes of one graph come from."""
 
     def __init__(self, graph: Graph, findings: Findings) -> None:
         self._graph, self._findings = graph, findings
@@ -85,13 +81,10 @@ class Callers:
                 return self._callers[at]
             if CALLED in at.metadata:
                 return at
-            new = [
-                sender
-                for sender in dict.fromkeys(sender for sender, _ in self.senders.get(at, ()))
-                if sender not in seen
-            ]
-            seen.update(new)
-            waiting += new
+            for sender, _ in self.senders.get(at, ()):
+                if sender not in seen:
+                    seen.add(sender)
+                    waiting.append(sender)
         return None
 
     @functools.cached_property
@@ -105,23 +98,14 @@ class Callers:
 
 def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
     """Whether a node gives finite gradients for finite cotangents, as far as that can be tried."""
-    if not can_run_again(node):
-        return True
-    try:
-        with rerun():
-            return are_finite(run(node, *_finite(arriving)))
-    except Exception:
-        return True
+    again = _again(node, arriving, finite_ones)
+    return again is None or are_finite(again)
 
 
 def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came: Tensor | None = None) -> bool:
     """Whether each element of a gradient depends on the same element of the cotangent.
 
-    Args:
-        node: the node that passed the gradient on.
-        arriving: its cotangents.
-        bad: where the gradient is not finite.
-        came: where the cotangent is not finite, if it is known.
+    `bad` says where the gradient is not finite, and `came` where the cotangent is not, if it is known.
     """
     if len(arriving) != 1 or not is_elementwise(node):
         return False
@@ -152,9 +136,9 @@ def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) 
     """Whether the true value is a number that the dtype has no room for."""
     if not can_run_again(node):
         return False
-    with contextlib.suppress(Exception), rerun():
-        small = [None if value is None else torch.sign(value) * 1e-3 for value in _finite(arriving)]
-        slopes = numbers_of(run(node, *small)[at])
+    with contextlib.suppress(Exception):
+        again = _again(node, arriving, lambda value: torch.sign(finite_ones(value)) * 1e-3)
+        slopes = None if again is None else numbers_of(again[at])
         if slopes is not None and is_finite(slopes.sum_to_size(bad.shape)[bad]):  # a bias was broadcast
             return True
     if is_elementwise(node):
@@ -163,18 +147,21 @@ def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) 
     return born is not None and not born.is_pole
 
 
+def _again(node: Any, arriving: Sequence[Any], change: Change | None = None) -> Sequence[Any] | None:
+    """What a derivative gives for copies of cotangents, changed first; None if it can't run again."""
+    if can_run_again(node):
+        with contextlib.suppress(Exception), rerun():
+            return run(node, *on_copies(list(arriving), change))
+    return None
+
+
 def _first_born(node: Any, arriving: Sequence[Any], entries: Tensor | None = None) -> Computation | None:
     """The first number that is not finite when a derivative runs again on finite cotangents."""
     if can_run_again(node):
         with contextlib.suppress(Exception):
-            finite = _finite(arriving)
+            finite = on_copies(list(arriving), finite_ones)
             return first_born(lambda: run(node, *finite), entries)
     return None
-
-
-def _finite(arriving: Sequence[Any]) -> list[Any]:
-    """The cotangents, with 1 for each element that is not finite."""
-    return on_copies(list(arriving), finite_ones)
 
 
 def _is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
@@ -221,13 +208,7 @@ def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float |
 
 
 class NodeBirths:
-    """The births at the nodes of one graph.
-
-    Args:
-        findings: those of the watch.
-        events: get the births that happen in backward.
-        callers: those of the graph.
-        carried: by node, the elements of its outputs that were not finite in the forward pass.
+    """The births at the nodes of one graph. The events get those that happen in backward.
 
     Attributes:
         loss: the provenance of a loss that is not finite.
@@ -241,16 +222,9 @@ class NodeBirths:
         self.hidden: list[Birth] = []
 
     def of(
-        self,
-        node: Any,
-        caller: Caller,
-        arriving: Sequence[Any],
-        results: Sequence[Any],
-        at: int,
-        bad: Tensor,
+        self, node: Any, caller: Caller, arriving: Sequence[Any], at: int, result: Tensor, bad: Tensor
     ) -> list[Birth]:
         """The births of elements that a node made: in the call that it comes from, or only now."""
-        result = results[at]
         inside = self._findings.provenances.of(result)
         if inside is not None and is_checkpoint(node):
             return list(inside.births)
@@ -279,10 +253,7 @@ class NodeBirths:
     def of_sum(self, edge: Edge, here: Tensor, has_held: bool) -> Provenance | None:
         """The provenance of a sum at an edge that is too large, if the gradients that were added up were finite.
 
-        Args:
-            edge: where they arrive.
-            here: their sum.
-            has_held: whether `.grad` was one more finite number in the sum.
+        `has_held` says whether `.grad` was one more finite number in the sum.
         """
         senders = [node for node, slot in self._callers.senders.get(edge[0], ()) if slot == edge[1]]
         count = len(senders) + has_held
@@ -298,9 +269,8 @@ class NodeBirths:
         if is_elementwise(node) or is_checkpoint(node):
             return False
         births = self._from_forward(node, caller, bad)
-        return bool(births) and all(
-            birth.in_backward and any(birth in provenance for provenance in provenances) for birth in births
-        )
+        have_arrived = (any(birth in provenance for provenance in provenances) for birth in births)
+        return bool(births) and all(birth.in_backward for birth in births) and all(have_arrived)
 
     def _from_forward(self, node: Any, caller: Caller, bad: Tensor) -> list[Birth]:
         """The births in the forward pass that made a factor of this node not finite, at some elements."""
@@ -330,9 +300,8 @@ class NodeBirths:
             return births
         in_loss = self.loss.births if self.loss is not None else ()
         became = {meant: each for each in in_loss for meant in (*each.made_of, each)}
-        return list(
-            dict.fromkeys(became.get(each, each) for each in births if each.nature != "meant" or each in became)
-        )
+        found = (became.get(each, each) for each in births if each.nature != "meant" or each in became)
+        return list(dict.fromkeys(found))
 
     def _carried(self, node: Any, caller: Caller) -> Carried:
         return self._carried_by.get(node) or self._carried_by.get(caller.node) or {}
@@ -370,9 +339,8 @@ class NodeBirths:
         if not can_run_again(node):
             return
         ones = [torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in node._input_metadata]
-        slopes = None
-        with contextlib.suppress(Exception), rerun():
-            slopes = numbers_of(run(node, *ones)[at])
+        again = _again(node, ones)
+        slopes = None if again is None else numbers_of(again[at])
         if slopes is None or slopes.shape != bad.shape:
             return
         bad = bad & not_finite(slopes)

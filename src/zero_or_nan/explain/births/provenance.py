@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
@@ -115,10 +115,6 @@ class _History:
         self.joined: dict[Birth, tuple[int, tuple[str, ...], int]] = {}
         self.steps: list[str] = []
 
-    def add(self, birth: Birth, path: tuple[str, ...]) -> None:
-        self.joined[birth] = len(self.births), path, len(self.steps)
-        self.births.append(birth)
-
 
 class Provenance:
     """The births that a tensor's NaN and infinities come from, and the path that each took to the tensor.
@@ -128,33 +124,48 @@ class Provenance:
     provenance can continue a history. If a tensor is used a second time, what comes of this continues a copy.
 
     Args:
-        paths: by birth, its path.
+        paths: by birth, its path. With `before`, the births that join it.
+        before: the provenance to continue.
+        step: the step that lets all paths of `before` grow; empty if none does.
 
     Attributes:
         kinds: which of `NANS`, `OTHERS` and `LEAVES_OUT` are among the births, added up.
     """
 
-    __slots__ = ("_continued", "_count", "_end", "_history", "_longest", "_shortest", "_taken", "kinds")
+    __slots__ = ("_continued", "_count", "_end", "_history", "_shortest", "_taken", "kinds")
 
-    def __init__(self, paths: Mapping[Birth, tuple[str, ...]]) -> None:
-        self._end: str | None = None
+    def __init__(
+        self, paths: Mapping[Birth, tuple[str, ...]], before: Provenance | None = None, step: str = ""
+    ) -> None:
+        self._end: str | None = None if before is None else step or before._end
         """The last step of each path that can still grow; None if they differ, or a path is empty."""
-        self._shortest, self._longest = MOST_STEPS, 0
-        """No path is shorter, and none is longer."""
-        self.kinds = 0
-        self._join(_History(), paths)
-
-    def _join(self, history: _History, paths: Mapping[Birth, tuple[str, ...]]) -> None:
-        """Let births join a history that nobody else continues, and be all of it."""
+        self._shortest = MOST_STEPS if before is None else before._shortest + bool(step)
+        """No path is shorter."""
+        self.kinds = 0 if before is None else before.kinds
+        history = _History() if before is None else before._to_continue()
+        if step:
+            history.steps.append(step)
         for birth, path in paths.items():
-            history.add(birth, path)
+            history.joined[birth] = len(history.births), path, len(history.steps)
+            history.births.append(birth)
             if len(path) < MOST_STEPS:
                 end = path[-1] if path else None
                 self._end = end if end == self._end or self._shortest == MOST_STEPS else None
-            self._shortest, self._longest = min(self._shortest, len(path)), max(self._longest, len(path))
+            self._shortest = min(self._shortest, len(path))
             self.kinds |= (NANS if birth.is_nan else OTHERS) | (LEAVES_OUT if birth.leaves_out else 0)
         self._history, self._count, self._taken = history, len(history.births), len(history.steps)
         self._continued = [history]
+
+    def _to_continue(self) -> _History:
+        """The history, for the first that asks; a copy for all others."""
+        try:
+            return self._continued.pop()  # at once: backward may run in several threads
+        except IndexError:
+            copy = _History()
+            copy.births = self._history.births[: self._count]
+            copy.joined = {birth: self._history.joined[birth] for birth in copy.births}
+            copy.steps = self._history.steps[: self._taken]
+            return copy
 
     @property
     def births(self) -> tuple[Birth, ...]:
@@ -180,56 +191,14 @@ class Provenance:
         found = self._history.joined.get(birth)
         return found is not None and found[0] < self._count
 
-    def _grows(self, step: str) -> bool:
-        """Whether a step may make a path longer."""
-        return bool(step) and self._end != step and self._shortest < MOST_STEPS
-
     def continued(self, step: str, paths: Mapping[Birth, tuple[str, ...]]) -> Provenance:
         """This provenance after one more step, with births that join it then. If nothing changes, it is the same."""
-        if not paths and not self._grows(step):
+        grows = bool(step) and self._end != step and self._shortest < MOST_STEPS
+        if not paths and not grows:
             return self  # a deep graph shares it
-        if self._end is None and self._grows(step):  # some paths may end with the step already
+        if grows and self._end is None:  # some paths may end with the step already
             return Provenance({birth: _longer(path, step) for birth, path in self.paths.items()} | {**paths})
-        try:
-            history = self._continued.pop()  # at once: backward may run in several threads
-        except IndexError:
-            history = self._copy()
-        result = Provenance.__new__(Provenance)
-        result._end, result._shortest, result._longest = self._end, self._shortest, self._longest
-        result.kinds = self.kinds
-        if self._grows(step):
-            history.steps.append(step)
-            result._end = step
-            result._shortest += 1
-            result._longest = min(MOST_STEPS, result._longest + 1)
-        result._join(history, paths)
-        return result
-
-    def hides(self, older: Provenance, step: str) -> bool:
-        """Whether each path of a shorter beginning of the same history is as long here, or longer, after one more step.
-
-        Only if a path here has as many steps as are kept, the other may have a different path of this length.
-        """
-        at = older._count if self._longest == MOST_STEPS else 0
-        while at:
-            at -= 1
-            birth = self._history.births[at]
-            _, path, before = self._history.joined[birth]
-            taken = older._taken - before
-            if taken >= MOST_STEPS:
-                break  # the paths of this birth, and of those before it, don't become longer
-            if taken + len(path) == MOST_STEPS - 1:
-                grown, here = _longer(older.path_of(birth), step), self.path_of(birth)
-                if len(grown) == len(here) == MOST_STEPS and grown != here:
-                    return False
-        return True
-
-    def _copy(self) -> _History:
-        copy = _History()
-        copy.births = self._history.births[: self._count]
-        copy.joined = {birth: self._history.joined[birth] for birth in copy.births}
-        copy.steps = self._history.steps[: self._taken]
-        return copy
+        return Provenance(paths, self, step if grows else "")
 
 
 def _longer(path: tuple[str, ...], step: str) -> tuple[str, ...]:
@@ -246,59 +215,23 @@ def joined(provenances: Iterable[Provenance], step: str = "", born: Collection[B
         step: the user's function that the result comes from, if there is one.
         born: the births in that function.
     """
-    each = _without_older(provenances, step)
+    each = list(dict.fromkeys(provenances))
     if not each:
         return Provenance(dict.fromkeys(born, (step,)))
-    if len(each) == 1 and not born:
-        return each[0].continued(step, {})
-    largest = max(each, key=attrgetter("_count"))
-    paths = _kept(each, largest, step)
+    largest = max(each, key=attrgetter("_count", "_taken"))
+    shared = {birth for one in each if one is not largest for birth in one.births if birth in largest}
+    paths: dict[Birth, tuple[str, ...]] = {}
+    for one in each:
+        for birth in shared if one is largest else one.births:
+            path = _longer(one.path_of(birth), step)
+            if birth not in paths or len(path) > len(paths[birth]):
+                paths[birth] = path
     for birth in born:
         if birth not in largest:
             paths.setdefault(birth, (step,))
-    shared = [birth for birth in paths if birth in largest]
     if any(paths[birth] != _longer(largest.path_of(birth), step) for birth in shared):
         return Provenance({birth: _longer(path, step) for birth, path in largest.paths.items()} | paths)
-    for birth in shared:
-        del paths[birth]
-    return largest.continued(step, paths)
-
-
-def _kept(each: Sequence[Provenance], largest: Provenance, step: str) -> dict[Birth, tuple[str, ...]]:
-    """The paths that are kept after one more step, except for those that only the largest of the provenances has."""
-    paths: dict[Birth, tuple[str, ...]] = {}
-    is_before = True
-    for provenance in each:
-        if provenance is largest:
-            is_before = False
-            continue
-        for birth, path in provenance.paths.items():
-            longer = _longer(path, step)
-            if birth in paths or birth not in largest:
-                is_kept = birth not in paths or len(longer) > len(paths[birth])
-            else:
-                known = _longer(largest.path_of(birth), step)
-                is_kept = len(longer) > len(known) or (is_before and len(longer) == len(known))
-            if is_kept:
-                paths[birth] = longer
-    return paths
-
-
-def _without_older(provenances: Iterable[Provenance], step: str) -> list[Provenance]:
-    """The provenances, each once, without those beside a longer beginning of the same history, as far as it hides them.
-
-    The longer one has all their births.
-    """
-    each: list[Provenance] = []
-    for provenance in dict.fromkeys(provenances):
-        last = each[-1] if each else None
-        if last is None or last._history is not provenance._history:
-            each.append(provenance)
-        elif (last._count, last._taken) < (provenance._count, provenance._taken):
-            if provenance.hides(last, step):
-                each.pop()
-            each.append(provenance)
-    return each
+    return largest.continued(step, {birth: path for birth, path in paths.items() if birth not in shared})
 
 
 def all_births(provenances: Iterable[Provenance]) -> dict[Birth, None]:

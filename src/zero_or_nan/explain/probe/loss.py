@@ -21,9 +21,8 @@ from ...ignoring.inside import graph_from, leaves_of, tree_map
 from ..births.diagnosis import Diagnosis
 from ..births.findings import History
 from ..births.provenance import Kind as OfOrigin
-from ..program.asserts import without_asserts
-from ..program.randomness import RandomState
-from ..program.tensors import are_finite, tensors_in, without_warnings
+from ..program.rerun import RandomState, without_asserts, without_warnings
+from ..program.tensors import are_finite, tensors_in
 from ..report.narration import Names, Narration
 from ..report.report import Report
 from ..training.before import Before

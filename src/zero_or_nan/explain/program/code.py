@@ -37,9 +37,7 @@ _LOAD = nn.Module._load_from_state_dict.__code__
 _CHECKPOINT = torch.utils.checkpoint.__file__
 _OBEYED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """The categories of characters that control, that change the direction, and that end a line."""
-
 _NOWHERE = compile("", "", "exec")
-
 _AROUND = 40
 """The number of frames in which a module is looked for."""
 
@@ -76,11 +74,7 @@ def is_inside(filename: str) -> bool:
 
 
 def place_here(frame: FrameType | None = None) -> Place:
-    """The call that led here.
-
-    Args:
-        frame: where to begin; the caller's frame if left out.
-    """
+    """The call that led to a frame, or to the caller."""
     at: FrameType | None = sys._getframe(1) if frame is None else frame
     start = at
     module = None
@@ -173,16 +167,20 @@ def optimizer_here() -> str:
     return ""
 
 
+def _inside_here() -> Iterator[CodeType]:
+    """The code of PyTorch and of this library that the user's code has called."""
+    ours = takewhile(lambda at: is_inside(at.f_code.co_filename), _outward(sys._getframe(1)))
+    return (at.f_code for at in ours)
+
+
 def is_loading() -> bool:
     """Whether a module copies what it loads into its parameters and buffers."""
-    ours = takewhile(lambda at: is_inside(at.f_code.co_filename), _outward(sys._getframe(1)))
-    return any(at.f_code is _LOAD for at in ours)
+    return _LOAD in _inside_here()
 
 
 def is_transforming() -> bool:
     """Whether a transform of `torch.func` calls what runs now, as opposed to the function that it transforms."""
-    ours = takewhile(lambda at: is_inside(at.f_code.co_filename), _outward(sys._getframe(1)))
-    return any(at.f_code.co_filename.endswith("eager_transforms.py") for at in ours)
+    return any(code.co_filename.endswith("eager_transforms.py") for code in _inside_here())
 
 
 def is_recomputed() -> bool:
@@ -270,10 +268,5 @@ def buffers_of(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 def is_recoverable(plan: Plan, args: Any) -> bool:
     """Whether the numbers that a call in place overwrites can be worked out after the call."""
-    return (
-        plan.in_place
-        and plan.numerics.replaces
-        and bool(args)
-        and type(args[0]) in (Tensor, Parameter)
-        and not is_sparse(args[0])
-    )
+    replaces = plan.in_place and plan.numerics.replaces and bool(args)
+    return replaces and type(args[0]) in (Tensor, Parameter) and not is_sparse(args[0])

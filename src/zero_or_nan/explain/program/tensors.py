@@ -1,7 +1,7 @@
 """The numbers of the user's tensors: which are not finite, and where they are in memory.
 
 To read them takes operators of PyTorch. `unseen` keeps these out of sight of the user's modes, PyTorch's profilers and
-`torch.jit.trace`. `rerun` and `on_copies` let code of PyTorch run a second time, and nothing of the user's changes.
+`torch.jit.trace`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import functools
 import math
 import threading
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from ...ignoring.inside import (
@@ -25,7 +22,6 @@ from ...ignoring.inside import (
     any_of,
     form_of,
     functions_unseen,
-    home,
     is_profiled,
     is_sparse,
     is_wrapped,
@@ -38,9 +34,7 @@ from ...ignoring.inside import (
     stored,
     stored_at,
     total,
-    tree_map_only,
 )
-from .asserts import without_asserts
 
 _enable_profiler: Any = torch.autograd._enable_record_function  # type: ignore[attr-defined]
 _modes = torch._C._len_torch_dispatch_stack
@@ -56,8 +50,13 @@ def unseen() -> AbstractContextManager[Any]:
 
 def is_compiling() -> bool:
     """Whether PyTorch traces code, with tensors that have no numbers: its own modes have a key."""
-    modes = (torch._C._get_dispatch_stack_at(at) for at in range(_modes()))
-    return any(getattr(mode, "_mode_key", None) is not None for mode in modes)
+    return any(_are_torchs())
+
+
+def _are_torchs() -> list[bool]:
+    """Which of the modes for operators that are on are PyTorch's own."""
+    modes = [torch._C._get_dispatch_stack_at(at) for at in range(_modes())]
+    return [getattr(mode, "_mode_key", None) is not None for mode in modes]
 
 
 class _Here(threading.local):
@@ -65,8 +64,6 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_extra: Counter[int] = Counter()
-"""How many extra passes run, by the thread that began them."""
 
 
 class _Unseen:
@@ -76,9 +73,7 @@ class _Unseen:
         self.functions = functions_unseen()
         self.functions.__enter__()
         # PyTorch's own modes, as of fake tensors, have a key, and are below all others. They stay.
-        modes = [torch._C._get_dispatch_stack_at(at) for at in range(_modes())]
-        others = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
-        self.modes = [pop_mode(None) for _ in others]
+        self.modes = [pop_mode(None) for is_own in _are_torchs() if not is_own]
         self.trace = torch._C._get_tracing_state() if _is_traced() else None
         if self.trace is not None:
             _set_trace(None)
@@ -86,7 +81,7 @@ class _Unseen:
         if self.is_profiled:
             _here.depth += 1
             _enable_profiler(False)
-        self.alone = _Alone() if shared_forms() else nullcontext()
+        self.alone = Alone() if shared_forms() else nullcontext()
         self.alone.__enter__()
 
     def __exit__(self, *details: Any) -> None:
@@ -107,13 +102,6 @@ _DENSE = (Tensor, Parameter)
 
 _SMALL = 10_000
 """Tensors with at most this many elements are added up together: for these, calling PyTorch takes most of the time."""
-
-_MOST_KEPT = 16
-_MOST_SMALL = 100_000
-"""How many are kept, and how many elements of small ones."""
-
-_MOST_AT_ONCE = 1_000_000
-"""How many elements are compared in one step. Each step needs as much memory again."""
 
 T = TypeVar("T")
 
@@ -189,12 +177,10 @@ def numbers_of(tensor: Any) -> Tensor | None:
     dtype = tensor.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         return None
-    if tensor.is_meta or tensor.is_nested:
+    is_dense = tensor.layout is torch.strided
+    if tensor.is_meta or tensor.is_nested or not is_dense and (not is_sparse(tensor) or is_wrapped(tensor)):
         return None
-    if tensor.layout is not torch.strided:
-        if not is_sparse(tensor) or is_wrapped(tensor):
-            return None
-        tensor = stored(tensor.detach())
+    tensor = tensor if is_dense else stored(tensor.detach())
     try:
         has_memory = tensor.untyped_storage().nbytes() > 0
     except NotImplementedError:  # a transform of `torch.func` has wrapped the tensor
@@ -223,13 +209,27 @@ def unreadable_layout(tensor: Tensor) -> str:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all elements are finite.
+    """Whether all elements are finite."""
+    return bad_in(tensor) is None
+
+
+def bad_in(tensor: Tensor) -> Tensor | None:
+    """Where the elements are NaN or infinite; None if all are finite.
 
     Any NaN or inf makes the sum NaN or inf. Large finite elements may do so too, so such a tensor is checked element by
     element.
     """
-    number = total(tensor).item()
-    return bool(number - number == 0) or is_finite_at_each(tensor)
+    value = total(tensor).item()
+    if value - value == 0:
+        return None
+    bad = not_finite(tensor)
+    return bad if any_of(bad) else None
+
+
+def bad_of(tensor: Any) -> Tensor | None:
+    """Where a tensor is not finite; None if it is everywhere, or if its numbers cannot be read."""
+    here = numbers_of(tensor)
+    return None if here is None else bad_in(here)
 
 
 def bad_numbers_of(tensor: Any) -> Tensor | None:
@@ -238,71 +238,10 @@ def bad_numbers_of(tensor: Any) -> Tensor | None:
     return None if here is None or is_finite(here) else here
 
 
-def is_finite_at_each(tensor: Tensor) -> bool:
-    """The same where the sum of all elements is not finite. A finite number minus itself is 0, any other NaN."""
-    return bool(total(tensor - tensor).item() == 0)
-
-
 def not_finite(tensor: Tensor) -> Tensor:
     """Where the elements are NaN or infinite, as a tensor of bools; on a CPU faster than `torch.isfinite`."""
-    if type(tensor) is Tensor and tensor.layout is torch.strided and tensor.dim() and tensor.numel() > _MOST_AT_ONCE:
-        bad = torch.empty_like(tensor, dtype=torch.bool)
-        rows = max(1, _MOST_AT_ONCE * len(tensor) // tensor.numel())
-        for part, found in zip(tensor.split(rows), bad.split(rows), strict=True):
-            found.copy_(_not_finite_at_once(part))
-        return bad
-    return _not_finite_at_once(tensor)
-
-
-def _not_finite_at_once(tensor: Tensor) -> Tensor:
-    """The same with a second tensor of the same size."""
     difference = tensor - tensor  # 0, or NaN
     return difference.ne(difference)
-
-
-class BadElements:
-    """Where the last tensors that were looked at are not finite.
-
-    What one function or node passes on is what the next one gets, and this is asked for again. What is kept are
-    few tensors of bools, and together not larger than two of the last one, or they are small.
-    """
-
-    def __init__(self) -> None:
-        self._size = 0
-        self._kept: dict[int, tuple[tuple[Any, ...], StorageWeakRef, Tensor]] = {}
-
-    def of(self, tensor: Tensor) -> Tensor | None:
-        """Where the elements are NaN or infinite, in a tensor that nobody may change; None if all are finite."""
-        value = total(tensor).item()  # even of what is kept, for NumPy may have written to it
-        return None if value - value == 0 else self.of_bad(tensor)
-
-    def of_bad(self, tensor: Tensor) -> Tensor | None:
-        """The same if it is known already that the sum of the elements is not finite."""
-        is_kept = not tensor.is_inference()
-        if is_kept:
-            storage = tensor.untyped_storage()
-            layout = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
-            key, at = storage._cdata, (tensor._version, *layout)
-            kept = self._kept.get(key)
-            if kept is not None and kept[0] == at:
-                return kept[2]
-        bad = not_finite(tensor)
-        if not any_of(bad):
-            return None
-        if is_kept:
-            self._keep(key, at, StorageWeakRef(storage), bad)
-        return bad
-
-    def _keep(self, key: int, at: tuple[Any, ...], storage: StorageWeakRef, bad: Tensor) -> None:
-        _, _, before = self._kept.pop(key, (None, None, None))
-        self._size += bad.numel() - (0 if before is None else before.numel())
-        while len(self._kept) >= _MOST_KEPT or self._kept and self._size > max(_MOST_SMALL, 2 * bad.numel()):
-            self._size -= self._kept.pop(next(iter(self._kept)))[2].numel()
-        self._kept[key] = at, storage, bad
-
-    def clear(self) -> None:
-        self._kept.clear()
-        self._size = 0
 
 
 def beyond(bad: Tensor, other: Tensor) -> Tensor | None:
@@ -376,7 +315,7 @@ def first_stored(tensor: Tensor, elements: Tensor) -> list[tuple[int, ...]] | No
     return [(*indices[at].tolist(), *rest) for at, *rest in first_entries(elements)]
 
 
-# Code that runs a second time.
+# Several processes.
 
 
 def in_several_processes() -> bool:
@@ -388,7 +327,7 @@ class NeedsOthersError(RuntimeError):
     """Code that runs a second time needs the other processes, which don't run it again."""
 
 
-class _Alone(Mode):
+class Alone(Mode):
     """Refuses to communicate. The other processes would not answer, and this one would wait for them forever."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -406,76 +345,3 @@ _COMMUNICATE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtens
 def is_collective(func: Any) -> bool:
     """Whether a function is an operator that exchanges tensors between processes. Its result may not be there yet."""
     return str(func).partition(".")[0] in _COMMUNICATE
-
-
-def is_extra() -> bool:
-    """Whether a backward pass in this thread is an extra pass, of any watch."""
-    return _extra[home()] > 0
-
-
-@contextmanager
-def extra() -> Iterator[None]:
-    """While entered, backward passes in this thread are extra passes, which no watch reports on."""
-    thread = home()
-    _extra[thread] += 1
-    try:
-        yield
-    finally:
-        _extra[thread] -= 1
-
-
-@contextmanager
-def without_side_effects() -> Iterator[None]:
-    """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    alone = _Alone() if in_several_processes() else nullcontext()
-    with unseen(), alone, without_asserts(), torch.random.fork_rng(devices=list(devices)), without_warnings():
-        yield
-
-
-class _OfThisThread:
-    """The pattern of a filter that matches each warning of one thread."""
-
-    def __init__(self) -> None:
-        self.thread = home()
-
-    def match(self, text: str) -> bool:
-        return home() == self.thread
-
-
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """While entered, this thread shows no warning. `warnings.catch_warnings` puts back what other threads changed."""
-    only_here: Any = ("ignore", _OfThisThread(), Warning, None, 0)
-    warnings.filters.insert(0, only_here)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # another thread has put back the filters of before
-            warnings.filters.remove(only_here)  # type: ignore[attr-defined]
-
-
-@contextmanager
-def rerun() -> Iterator[None]:
-    """The same for code that runs a second time: it records no graph either."""
-    with without_side_effects(), torch.no_grad():
-        yield
-
-
-def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """The arguments with a copy of each tensor, so that a function that runs again changes nothing."""
-
-    def copied(tensor: Tensor) -> Tensor:
-        copy = tensor.detach()
-        here = numbers_of(tensor)
-        if change is not None and here is not None and not is_sparse(copy):
-            return change(copy)
-        copy = copy.clone() if here is not None or not tensor.is_sparse else copy
-        if change is None or here is None:
-            return copy
-        changed = change(here)
-        copy = copy.to(changed.dtype)
-        stored(copy).copy_(changed)
-        return copy
-
-    return tree_map_only(Tensor, copied, things)

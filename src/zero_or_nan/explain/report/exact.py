@@ -21,8 +21,9 @@ from ...functions.numerics import is_pointwise, numerics_of
 from ..births.arithmetic import limit, number
 from ..births.call import Call, in_order
 from ..births.chain import Chain, Run
-from ..program.expression import expression_at
-from ..program.tensors import not_finite, without_side_effects
+from ..program.rerun import without_side_effects
+from ..program.source import expression_at
+from ..program.tensors import not_finite
 from .precise import Precise, TooHardError
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}

@@ -16,7 +16,7 @@ from ...ignoring.inside import tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain, Run
-from ..program.expression import expression_at, with_each
+from ..program.source import expression_at, with_each
 from ..program.tensors import each_in, not_finite
 from .exact import CLOSE, Lost, Outcome, measured, outcome, texts_of
 

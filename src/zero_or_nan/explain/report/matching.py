@@ -17,8 +17,7 @@ from torch import Tensor
 from ...functions.rewrites import Rewrite, function_in, operands_in
 from ..births.call import Call, arranged, in_order
 from ..births.chain import Chain
-from ..program.expression import Expression, expression_at
-from ..program.scope import can_come_before, free_name, has_functional, is_rebound
+from ..program.source import Expression, can_come_before, expression_at, free_name, has_functional, is_rebound
 from ..program.tensors import tensors_in
 
 

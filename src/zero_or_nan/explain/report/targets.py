@@ -23,8 +23,7 @@ from ...ignoring.inside import tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
-from ..program.expression import closed, expression_at, reads, with_each, without_index
-from ..program.scope import can_come_before, free_name
+from ..program.source import can_come_before, closed, expression_at, free_name, reads, with_each, without_index
 from ..program.tensors import are_finite
 from .exact import CLOSE, outcome, texts_of
 from .trial import Advice, ordinary

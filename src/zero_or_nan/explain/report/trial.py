@@ -21,7 +21,8 @@ from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
-from ..program.tensors import extra, not_finite, without_side_effects
+from ..program.rerun import extra, without_side_effects
+from ..program.tensors import not_finite
 from .exact import CLOSE, Lost, Outcome, cured, exactly, lost_on_the_way, measured, outcome
 from .floors import constant_lost, floor_under, larger_constant
 from .matching import Match, line_of, matches

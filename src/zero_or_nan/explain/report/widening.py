@@ -19,8 +19,7 @@ from ...ignoring.inside import tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
-from ..program.expression import closed, expression_at, expression_of_module, with_each, with_each_in
-from ..program.scope import can_come_before
+from ..program.source import can_come_before, closed, expression_at, expression_of_module, with_each, with_each_in
 from ..program.tensors import not_finite
 from .exact import CLOSE, exactly, exists, failed_at, outcome, texts_of
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from ..program.randomness import RandomState
-from ..program.tensors import on_copies
+from ..program.rerun import RandomState, on_copies
 
 
 class Before:

@@ -28,8 +28,8 @@ from ...ignoring.inside import (
     not_compiled,
     unsafe_nodes,
 )
-from ..births.call import Call, come_in, held_before
-from ..births.diagnosis import Diagnosis, Events, Inside, Reached, Verdict, diagnose, with_hidden
+from ..births.call import Call, come_from, come_in
+from ..births.diagnosis import Diagnosis, Events, Inside, Reached, Shadow, Verdict, diagnose, with_hidden
 from ..births.findings import (
     CALLED,
     Carried,
@@ -47,7 +47,9 @@ from ..program.code import place_here, users_frame
 from ..program.tensors import (
     are_finite,
     are_finite_at_once,
+    bad_in,
     bad_numbers_of,
+    bad_of,
     beyond,
     in_several_processes,
     is_finite,
@@ -55,19 +57,14 @@ from ..program.tensors import (
     unseen,
 )
 from .regions import NOT_INSIDE, Regions, SecondRun, outputs_of
-from .shadow import Sandbox, Shadow, shadow_of
-
-_STRIDED = torch.strided
+from .shadow import Sandbox, shadow_of
 
 
 class Request(NamedTuple):
-    """The question to PyTorch's engine.
+    """The question to PyTorch's engine: what is differentiated, with which vectors, and with respect to which inputs.
 
-    Attributes:
-        roots, vectors: what is differentiated, and the vectors of the vector-Jacobian product.
-        inputs: with respect to what; empty for all leaves.
-        accumulates: whether gradients go into `.grad`.
-        keeps_graph: whether another pass may go through the graph.
+    Without inputs, it is with respect to all leaves. If it accumulates, the gradients go into `.grad`. If it keeps the
+    graph, another pass may go through it.
     """
 
     roots: Sequence[Any]
@@ -78,12 +75,7 @@ class Request(NamedTuple):
 
 
 class Backward:
-    """One run of PyTorch's engine.
-
-    Args:
-        request: the question to the engine.
-        findings, regions, sandbox, mistakes: those of the watch.
-        outer: the run that this one is a part of, as in a reentrant checkpoint.
+    """One run of PyTorch's engine. In a reentrant checkpoint, it is a part of an outer run.
 
     Attributes:
         events: what happened, in passes inside of this one too.
@@ -137,11 +129,10 @@ class Backward:
         self._check_vectors()
         if self.request.accumulates:
             self._check_holders()
-        if self.findings.carries:
-            own = self.findings.births.own
-            for node in self.graph:
-                if carried := carried_by(node):
-                    self.carried[node] = {at: own(pairs, itemgetter(0)) for at, pairs in carried.items()}
+        own = self.findings.births.own
+        for node in self.graph if self.findings.carries else ():
+            if carried := carried_by(node):
+                self.carried[node] = {at: own(pairs, itemgetter(0)) for at, pairs in carried.items()}
         if self.outer is None:
             mark_formulas(self.graph)
             unsafe = unsafe_nodes(self.graph, is_contaminated=bool(self.carried))
@@ -159,7 +150,10 @@ class Backward:
 
     def _check_roots(self) -> None:
         for root in self.request.roots:
-            provenance = self._provenance_of_root(root)
+            provenance = self.findings.of_bad(root)
+            is_watched = self.findings.provenances or self.findings.compiled_at is not None
+            if provenance is None and is_watched and self.outer is None and bad_of(root) is not None:
+                provenance = self.regions.made(root)
             if provenance is not None:
                 if self.outer is None:
                     self.events.reached.append(Reached("the loss", None, provenance))
@@ -198,27 +192,18 @@ class Backward:
             self.holders[edge] = False
             provenance = self.findings.provenances.of(grad) or self.findings.secondhand.of(grad)
             if provenance is None:
-                birth = birth or held_before(grad, here, _call_here())
+                birth = birth or come_from("in .grad before this pass", grad, here, _call_here(), held=True)
                 provenance = Provenance({birth: ()})
                 self.findings.provenances.keep(grad, provenance)
             self.arrived[edge] = provenance
-
-    def _provenance_of_root(self, root: Any) -> Provenance | None:
-        """The same, also if the root comes straight out of a compiled region."""
-        if not self.findings.provenances and self.findings.compiled_at is None:
-            return None
-        provenance = self.findings.of_bad(root)
-        if provenance is None and self.outer is None and bad_numbers_of(root) is not None:
-            return self.regions.made(root)
-        return provenance
 
     def _cast_shadow(self, unsafe: Sequence[Any]) -> None:
         keep = [(node, 0) for node in unsafe if not is_leaf(node)]
         keep += [(node, output) for node, carried in self.carried.items() for output in carried]
         keep += [(node, output) for node in self.graph if region_of(node) is not None for output in outputs_of(node)]
         roots, vectors, inputs, *_ = self.request
-        with self.sandbox.entered(recomputes=not all(map(can_run_again, self.graph))) as nested:
-            self.shadow = shadow_of(roots, vectors, inputs, self.graph, keep, unsafe, nested)
+        with self.sandbox.entered(recomputes=not all(map(can_run_again, self.graph))) as undoing:
+            self.shadow = shadow_of(roots, vectors, inputs, self.graph, keep, unsafe, undoing)
         self.events.lacks_shadow = self.shadow is None
         if self.shadow is not None and not self.shadow.is_complete:
             self.events.is_partial = any(map(is_region, self.graph))
@@ -235,19 +220,8 @@ class Backward:
         self.findings.in_compiled = False
         with unseen():
             try:
-                bad: dict[int, Tensor] = {}
-                for at, result in enumerate(results):
-                    if type(result) is Tensor and result.dtype is torch.float32 and result.layout is _STRIDED:
-                        try:  # the usual case, in as few steps as possible
-                            total = result.sum().item()
-                        except RuntimeError:  # on the meta device, or nested
-                            continue
-                        elements = None if total - total == 0 else self.findings.bad.of_bad(result)
-                    else:
-                        here = numbers_of(result)
-                        elements = None if here is None else self.findings.bad.of(here)
-                    if elements is not None:
-                        bad[at] = elements
+                where = enumerate(map(bad_of, results))
+                bad = {at: elements for at, elements in where if elements is not None}
                 if bad:
                     self._not_finite(node, results, arriving, bad)
                 if torch.is_grad_enabled():
@@ -295,7 +269,7 @@ class Backward:
                     )
                 if is_innocent:
                     made = None
-            births = [] if made is None else self.births.of(node, caller, arriving, results, at, made)
+            births = [] if made is None else self.births.of(node, caller, arriving, at, result, made)
             if births:
                 self._arrive((ahead, slot), result, joined(provenances, caller.name, births))
             else:
@@ -315,11 +289,11 @@ class Backward:
         came: Tensor | None = None
         for at, value in enumerate(arriving):
             here = numbers_of(value)
-            bad = None if here is None else self.findings.bad.of(here)
+            bad = None if here is None else bad_in(here)
             if here is not None and bad is not None:
-                came = bad
-                provenance = self.arrived.get((node, at)) or self.findings.provenances.of(value)
-                provenance = provenance or self.births.of_sum((node, at), here, self.holders.get((node, at), False))
+                came, edge = bad, (node, at)
+                provenance = self.arrived.get(edge) or self.findings.provenances.of(value)
+                provenance = provenance or self.births.of_sum(edge, here, self.holders.get(edge, False))
                 if provenance is not None:
                     provenances.append(provenance)
         return provenances, came
@@ -346,7 +320,9 @@ class Backward:
             if output is None or not output.requires_grad:
                 self.regions.note(NOT_INSIDE)
                 return {}
-            counts = self._counting((node, at), value)
+            counts = None if self.shadow is None else self.shadow.masks.get((node, at))
+            if counts is None or counts.shape != value.shape:
+                counts = torch.ones(value.shape, dtype=torch.bool, device=value.device)
             with torch.enable_grad():
                 roots.append(output[counts])
             vectors.append(value.detach()[counts])
@@ -367,13 +343,6 @@ class Backward:
                 self.regions.differs(node)
         return found
 
-    def _counting(self, edge: Edge, value: Tensor) -> Tensor:
-        """The elements of a cotangent that the loss uses, as far as that is known."""
-        mask = None if self.shadow is None else self.shadow.masks.get(edge)
-        if mask is not None and mask.shape == value.shape:
-            return mask
-        return torch.ones(value.shape, dtype=torch.bool, device=value.device)
-
     def _through(
         self, roots: Sequence[Tensor], vectors: Sequence[Tensor], again: SecondRun, came: dict[Edge | None, Provenance]
     ) -> Backward:
@@ -392,11 +361,11 @@ class Backward:
         is_alone = not self.events.is_partial or sum(map(is_region, self.graph)) == 1
         own = {*again.births, *(born.birth for born in inner.events.born.values())}
         for each in diagnose(inner.events, inner.shadow, {}, inner.callers.senders):
-            birth, verdict = each.birth, each.verdict
+            birth, (kind, fixed, is_sure) = each.birth, each.verdict
             known = self.events.inside.get(birth)
-            if birth in own and (known is None or known.kind == "contaminated"):
-                is_sure = verdict.is_sure and (is_alone or verdict.kind == "contaminated")
-                self.events.inside[birth] = Inside(verdict.kind, is_sure, verdict.fixed, each.tie)
+            if birth in own and (known is None or known.verdict.kind == "contaminated"):
+                is_sure = is_sure and (is_alone or kind == "contaminated")
+                self.events.inside[birth] = Inside(Verdict(kind, fixed, is_sure), each.tie)
         return inner
 
     # After the engine has run.

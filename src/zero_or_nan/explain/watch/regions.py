@@ -19,7 +19,7 @@ import contextlib
 import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from ...ignoring.inside import Edge, edge_of, forward_class, is_leaf
-from ..births.findings import CALLED, Findings, note_region, region_of
+from ..births.call import casts_on
+from ..births.findings import CALLED, REGION, Findings, region_of
 from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, is_inside, is_module, modules_around, of_variables, place_at
-from ..program.randomness import RandomState
-from ..program.tensors import is_finite, node_of, not_finite, numbers_of, unseen, without_side_effects
+from ..program.rerun import RandomState, without_side_effects
+from ..program.tensors import is_finite, node_of, not_finite, numbers_of, unseen
 
 UNCOMPILED = 'with torch.compiler.set_stance("force_eager"), it runs uncompiled'
 RAN_AGAIN = "explain ran a compiled region a second time, uncompiled and on copies, to find the line inside of it"
@@ -137,7 +138,6 @@ class Regions:
     """The compiled regions of one watch.
 
     Attributes:
-        findings, places: those of the watch.
         note: writes a note into the report.
         is_blind: whether a region ran whose graph a backend runs as it is. Its nodes look like those of any code.
         watched: a context in which functions are watched, and which hides them from the user's own modes.
@@ -172,7 +172,7 @@ class Regions:
     def saves(self, node: Any) -> None:
         """A node saves its tensors. If compiled code runs, the node is the region's."""
         if self.running is not None and region_of(node) is None:
-            note_region(node, self.running[1])
+            node.metadata[REGION] = self.running[1]
 
     def _region(self, graph: GraphModule, given: Sequence[Any], caller: FrameType) -> Region:
         kinds = {value.device.type for value in given if isinstance(value, Tensor)}
@@ -187,7 +187,7 @@ class Regions:
             {"L": dict(modules), "G": caller.f_globals},
             modules_around(),
             RandomState.now(),
-            {kind: torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in kinds},
+            {kind: casts_on(kind) for kind in kinds},
         )
 
     # Afterwards.
@@ -203,9 +203,8 @@ class Regions:
             return None
         provenance = self._made(at, here, is_direct=at is node)
         if provenance is not None:
-            bad = not_finite(here)
-            again = region_of(at).again
-            self.findings.carry(tensor, [(birth, bad) for birth in provenance.births if birth in again.births])
+            bad, own = not_finite(here), region_of(at).again.births
+            self.findings.carry(tensor, [(birth, bad) for birth in provenance.births if birth in own])
             self.findings.provenances.keep(tensor, provenance)
         return provenance
 
@@ -254,47 +253,50 @@ class Regions:
 
     def _run(self, region: Region) -> SecondRun:
         copies = [self._copy(given, edge) for given, edge in zip(region.inputs, region.edges, strict=True)]
+        starts, passed = zip(*copies, strict=True) if copies else ((), ())
         births = self.findings.births
         unconsumed, in_backward = dict(self.findings.unconsumed), births.in_backward
         births.in_backward = False
+        born = births.collect()
         try:
-            with without_side_effects(), torch.enable_grad(), _cast(region.casts), births.collected() as born:
+            with without_side_effects(), torch.enable_grad(), ExitStack() as stack:
+                for kind, dtype in region.casts.items():
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
                 region.drawn.put_back()
                 with self._placed(region) as at, self.watched():
-                    outputs = _Run(region.graph, at).run(*(copy.passed for copy in copies))
+                    outputs = _Run(region.graph, at).run(*passed)
                 drew = region.drawn.has_changed()
         finally:
+            births.stop(born)
             births.in_backward = in_backward
             self.findings.unconsumed = unconsumed
-        for copy, given, known in zip(copies, region.inputs, region.named, strict=True):
+        for copy, given, known in zip(passed, region.inputs, region.named, strict=True):
             if known is not None:
-                self._take_over(copy.passed, given, known, born)
-        wanted = [(copy.start, edge) for copy, edge in zip(copies, region.edges, strict=True) if edge is not None]
+                self._take_over(copy, given, known, born)
+        wanted = [(start, edge) for start, edge in zip(starts, region.edges, strict=True) if edge is not None]
         edges = {edge_of(start): edge for start, edge in wanted}
         return SecondRun([start for start, _ in wanted], edges, list(outputs), born, drew)
 
-    def _copy(self, given: Any, edge: Any) -> _Copy:
-        """A copy of an argument, with the provenance of the argument."""
+    def _copy(self, given: Any, edge: Any) -> tuple[Any, Any]:
+        """A copy of an argument, with its provenance: where its gradient ends, and what the graph gets."""
         if not isinstance(given, Tensor):
-            return _Copy(given, given)
+            return given, given
         with torch.no_grad():
             passed = start = given.clone()
         start.requires_grad_(edge is not None)
-        if edge is not None and not is_leaf(edge[0]):
+        has_node = edge is not None and not is_leaf(edge[0])
+        if has_node:
             with torch.enable_grad():
                 passed = start.clone()  # the graph may write into it, as the user may into what is no leaf
         here = numbers_of(given)
-        if here is not None and (known := self.findings.provenances.of(given) or self._from_before(edge, here)):
+        known = None if here is None else self.findings.provenances.of(given)
+        if known is None and here is not None and edge is not None and region_of(edge[0]) and not is_finite(here):
+            known = self._made(edge[0], here, is_direct=True)  # it comes straight out of another region
+        if known is not None:
             self.findings.provenances.keep(passed, known)
-        elif here is not None and edge is not None and _is_unwatched(edge[0]) and not is_finite(here):
-            self.note(NOT_BETWEEN)
-        return _Copy(start, passed)
-
-    def _from_before(self, edge: Any, here: Tensor) -> Provenance | None:
-        """The provenance of an argument that comes straight out of another region."""
-        if edge is None or region_of(edge[0]) is None or is_finite(here):
-            return None
-        return self._made(edge[0], here, is_direct=True)
+        elif here is not None and has_node and CALLED not in edge[0].metadata and not is_finite(here):
+            self.note(NOT_BETWEEN)  # nobody watched the call that it comes from
+        return start, passed
 
     def _take_over(self, copy: Tensor, given: Tensor, known: weakref.ref[Tensor], born: Sequence[Birth]) -> None:
         """Let what came in with a copy, or was written into it, be the user's tensor's."""
@@ -324,13 +326,6 @@ class Regions:
             yield at
         finally:
             self.places.inside = before
-
-
-class _Copy(NamedTuple):
-    """A copy of an argument: where its gradient ends, and what the graph gets."""
-
-    start: Any
-    passed: Any
 
 
 class _Run(Interpreter):
@@ -365,11 +360,6 @@ def graph_of(compiled: Any) -> GraphModule | None:
     return graph if is_pure else None
 
 
-def _is_unwatched(node: Any) -> bool:
-    """Whether a node comes from a call that nobody watched, as opposed to a leaf."""
-    return not is_leaf(node) and CALLED not in node.metadata
-
-
 def _version(value: Any) -> int:
     """A number that grows whenever a tensor is written into."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
@@ -381,11 +371,3 @@ def outputs_of(node: Any) -> dict[int, int]:
     start = len(metadata.mutated_inp_runtime_indices)
     kinds = [each.output_type.name for each in metadata.output_info]
     return {start + at: at for at, kind in enumerate(kinds) if kind in _AS_THEY_ARE}
-
-
-@contextmanager
-def _cast(casts: dict[str, torch.dtype | None]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for kind, dtype in casts.items():
-            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
-        yield

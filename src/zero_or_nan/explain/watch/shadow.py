@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils import checkpoint
 
 from ...ignoring.inside import (
     Edge,
     Graph,
-    Observer,
     edge_of,
     forward_class,
     functions_unseen,
@@ -38,22 +37,13 @@ from ...ignoring.inside import (
     never_traced,
     not_compiled,
     pass_over,
-    senders_of,
     tree_map,
 )
+from ..births.diagnosis import Shadow
 from ..births.findings import Scope, runs_hook
 from ..program.code import buffers_of, is_recomputed, plan_of
-from ..program.tensors import (
-    are_finite,
-    bad_numbers_of,
-    extra,
-    in_several_processes,
-    is_extra,
-    not_finite,
-    tensors_in,
-    unseen,
-    without_side_effects,
-)
+from ..program.rerun import extra, is_extra, without_side_effects
+from ..program.tensors import are_finite, in_several_processes, tensors_in, unseen
 
 function_modes = _get_current_function_mode_stack
 """The modes for functions that are on in this thread, the uppermost last."""
@@ -62,52 +52,52 @@ functions_seen = torch._C._EnableTorchFunction
 """A context in which the modes for functions see what is called, also inside of `unseen`."""
 
 
-class Shadow(Observer):
-    """The outcome of a pass of `ignoring` that changes no gradient.
+class OnStack(TorchFunctionMode):
+    """A mode for functions that may leave the stack of modes from any position."""
 
-    Attributes:
-        finite: by node, whether what `ignoring` passes on there is finite.
-        masks: the masks at the edges that were asked for.
-        made: the results of nodes that are not finite though, as far as is known, what arrived there was: the node, the
-            number of the result, and its elements that are not finite and that the loss uses.
-        is_complete: whether `ignoring` could follow each operator.
-    """
+    def is_on(self) -> bool:
+        """Whether this mode sees the next call."""
+        return self in function_modes()
 
-    def __init__(self, graph: Graph) -> None:
-        self.finite: dict[Any, bool] = {}
-        self.made: list[tuple[Any, int, Tensor]] = []
-        self.is_complete = True
-        self._graph = graph
-        self._senders: dict[Any, list[Edge]] = {}
-        self.masks: dict[Edge, Tensor | None] = {}
-        self._edges: dict[Edge, bool] = {}
-        self._leaves: dict[int, bool] = {}
+    def is_on_top(self) -> bool:
+        """Whether no other mode sees the next call before this one."""
+        return function_modes()[-1:] == [self]
 
-    def fixed(self, target: Any, edge: Edge) -> bool:
-        """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
-        return self._edges.get(edge, self._leaves.get(id(target), False))
+    def leave(self) -> None:
+        """Leave from any position in the stack: blocks in generators end in any order, and in any thread.
 
-    def let_go(self) -> None:
-        """Forget the graph, which the pass that follows frees."""
-        self._graph, self._senders = {}, {}
+        After Ctrl-C this mode may be there twice: PyTorch puts it back after each call.
+        """
+        above = []
+        while self.is_on():
+            mode = _pop_mode()
+            if mode is not self:
+                above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
 
-    def not_followed(self) -> None:
-        """Remember that the pass could not follow an operator."""
-        self.is_complete = False
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While entered, this mode is not there, if it is on top of the stack."""
+        is_top = self.is_on_top()
+        if is_top:
+            _pop_mode()
+        try:
+            yield
+        finally:
+            if is_top:
+                _push_mode(self)
 
-    def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Tensor | None]) -> None:
-        """Remember whether everything that a node hands on is finite."""
-        self.finite[node] = are_finite(values)
-        if self.finite[node]:
-            return
-        if not self._senders:
-            self._senders = senders_of(self._graph)
-        if all(self.finite.get(sender, True) for sender, _ in self._senders.get(node, ())):
-            for at, (value, mask) in enumerate(zip(values, masks, strict=False)):
-                here = bad_numbers_of(value)
-                if here is not None:
-                    bad = not_finite(here)
-                    self.made.append((node, at, bad & mask if mask is not None and mask.shape == bad.shape else bad))
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While entered, this is the only mode: what runs a second time must not be seen by those of the user."""
+        others = [_pop_mode() for _ in function_modes()]
+        try:
+            with functions_seen(), self:
+                yield
+        finally:
+            for mode in reversed(others):
+                _push_mode(mode)
 
 
 def shadow_of(
@@ -117,18 +107,17 @@ def shadow_of(
     graph: Graph,
     keep: Sequence[Edge],
     unsafe: Sequence[Any],
-    nested: Callable[[Callable[[Any], None]], None],
+    undoing: Undoing,
 ) -> Shadow | None:
-    """The outcome of a pass of `ignoring` over a graph. `.grad`, random numbers and the graph stay as they are.
+    """The outcome of a pass of `ignoring` over a graph; None if it could not be run.
+
+    `.grad`, random numbers and the graph stay as they are.
 
     Args:
         roots, vectors, inputs: those of the pass.
         keep: the edges whose masks are asked for.
         unsafe: the nodes out of which ignored elements may come as other numbers than 0.
-        nested: takes a function that is then called with the roots of each pass inside of this one.
-
-    Returns:
-        None if it could not be run.
+        undoing: that of the sandbox in which the pass runs.
     """
     if any(map(_may_run_only_once, graph)):
         return None
@@ -140,51 +129,21 @@ def shadow_of(
     running = pass_over(roots, graph, [*keep, *edges], unsafe, shadow)
     shadow.masks = running.masks
     try:
-        with without_side_effects(), _Leaves(graph) as leaves, running:
+        with without_side_effects(), running:
+            undoing.set_aside(graph)
             if any(is_checkpoint(node) for node in graph):  # a reentrant checkpoint refuses to work for `grad`
-                nested(lambda more: leaves.set_aside(graph_from(more)))
+                undoing.has_passes_inside = True
                 torch.autograd.backward(roots, vectors, retain_graph=True)
-                shadow._leaves = leaves.have_finite()
+                grads = ((at, leaf.grad) for at, (leaf, _) in undoing.leaves.items())
+                shadow.leaves = {at: grad is None or are_finite(grad) for at, grad in grads}
             else:
                 asked = [GradientEdge(node, output) for node, output in edges]
                 gradients = torch.autograd.grad(roots, asked, vectors, retain_graph=True, allow_unused=True)
-                shadow._edges = dict(zip(edges, map(are_finite, gradients), strict=True))
+                shadow.edges = dict(zip(edges, map(are_finite, gradients), strict=True))
     except Exception:
         return None
     shadow.let_go()
     return shadow
-
-
-class _Leaves:
-    """While entered, leaves have no `.grad` and no hooks. Afterwards both are back."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.kept: dict[int, tuple[Tensor, Tensor | None]] = {}
-        self.hooks: list[tuple[Any, list[tuple[Any, Any]]]] = []
-
-    def __enter__(self) -> _Leaves:
-        self.set_aside(self.graph)
-        return self
-
-    def set_aside(self, graph: Graph) -> None:
-        for _, leaf in leaves_of(graph):
-            if id(leaf) not in self.kept:
-                self.kept[id(leaf)] = leaf, leaf.grad
-                leaf.grad = None
-                for hooks in (leaf._backward_hooks, leaf._post_accumulate_grad_hooks):
-                    if hooks:
-                        self.hooks.append((hooks, list(hooks.items())))
-                        hooks.clear()
-
-    def have_finite(self) -> dict[int, bool]:
-        return {at: leaf.grad is None or are_finite(leaf.grad) for at, (leaf, _) in self.kept.items()}
-
-    def __exit__(self, *details: Any) -> None:
-        for leaf, grad in self.kept.values():
-            leaf.grad = grad
-        for hooks, items in self.hooks:
-            hooks.update(items)
 
 
 def _may_run_only_once(node: Any) -> bool:
@@ -206,7 +165,6 @@ def _may_run_only_once(node: Any) -> bool:
 
 # The sandbox in which an extra pass runs.
 
-Listener = Callable[[Any], None]
 _OURS = f"{__package__.rpartition('.')[0]}."
 
 
@@ -216,7 +174,7 @@ class Sandbox:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._retaining: dict[int, weakref.ref[Tensor]] = {}
-        self._undoing: _Undoing | None = None
+        self._undoing: Undoing | None = None
 
     @property
     @never_traced
@@ -225,10 +183,8 @@ class Sandbox:
         return self._undoing is not None
 
     @contextmanager
-    def entered(self, recomputes: bool) -> Iterator[Callable[[Listener], None]]:
-        """While entered, passes are extra passes. Gives a function that takes listeners.
-
-        A listener is called with the roots of each pass, also of those that a checkpoint starts inside of another.
+    def entered(self, recomputes: bool) -> Iterator[Undoing]:
+        """While entered, passes are extra passes.
 
         Args:
             recomputes: whether a checkpoint may run code again. If so, each function that is called is watched, also
@@ -236,10 +192,10 @@ class Sandbox:
         """
         outer = self._undoing
         retaining = [tensor for tensor in (known() for known in self._retaining.values()) if tensor is not None]
-        self._undoing = undoing = _Undoing(retaining, recomputes)
+        self._undoing = undoing = Undoing(retaining, recomputes)
         try:
             with extra():
-                yield undoing.listeners.append
+                yield undoing
         finally:
             self._undoing = outer
             undoing.undo()
@@ -247,8 +203,8 @@ class Sandbox:
     def run(self, run: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
         """Run PyTorch's engine for an extra pass."""
         assert self._undoing is not None
-        for listener in self._undoing.listeners:
-            listener(roots)
+        if self._undoing.has_passes_inside:
+            self._undoing.set_aside(graph_from(roots))
         with self._undoing.on(), _in_no_group():
             return run(roots, *args, **kwargs)
 
@@ -257,20 +213,17 @@ class Sandbox:
         """A checkpoint is about to run its code again."""
         if self._undoing is not None and self._undoing.is_on():
             again = frame.recompute_fn
-            context = dict(zip(again.__code__.co_freevars, again.__closure__ or (), strict=True)).get(
-                "recompute_context"
-            )
+            cells = dict(zip(again.__code__.co_freevars, again.__closure__ or (), strict=True))
+            context = cells.get("recompute_context")
             self._undoing.begin_again(None if context is None else context.cell_contents)
 
     def prepared(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments with which to call `Tensor.register_hook` or `Tensor.retain_grad`."""
         if func is Tensor.retain_grad:
             self.retains(*args)
-        elif len(args) == 2:
-            return (args[0], self.silenced(args[1])), kwargs
-        else:
-            return args, {name: self.silenced(hook) for name, hook in kwargs.items()}
-        return args, kwargs
+            return args, kwargs
+        tensor, *hooks = args
+        return (tensor, *map(self.silenced, hooks)), {name: self.silenced(hook) for name, hook in kwargs.items()}
 
     def retains(self, tensor: Tensor) -> None:
         """Note that a tensor inside of a graph keeps its gradient."""
@@ -294,18 +247,21 @@ class Sandbox:
         return run
 
 
-class _Undoing(TorchFunctionMode):
-    """While it is on, remembers what a checkpoint writes to.
+class Undoing(OnStack):
+    """While it is on, remembers what a checkpoint writes to. `retaining` are tensors inside of a graph that keep their
+    gradients.
 
-    Args:
-        retaining: tensors inside of a graph that keep their gradients.
-        recomputes: whether a checkpoint may run code again.
+    Attributes:
+        leaves: by identity, the leaves that are set aside, with their `.grad`.
+        has_passes_inside: whether a checkpoint starts passes inside of the extra pass, whose leaves are set aside too.
     """
 
     def __init__(self, retaining: Iterable[Tensor], recomputes: bool) -> None:
         super().__init__()
         self.recomputes = recomputes
-        self.listeners: list[Listener] = []
+        self.has_passes_inside = False
+        self.leaves: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.hooks: list[tuple[Any, list[tuple[Any, Any]]]] = []
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
         self.caches: dict[int, tuple[Any, dict[Any, Any]]] = {}
         with unseen():
@@ -320,20 +276,24 @@ class _Undoing(TorchFunctionMode):
         with functions_seen(), nullcontext() if self.is_on() else self:
             yield
 
-    def is_on(self) -> bool:
-        """Whether the extra pass runs in this thread."""
-        return self in function_modes()
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with functions_unseen():  # the user's modes must not see an extra pass
-            plan = plan_of(func)
-            buffers = buffers_of(func, args, kwargs)
-            if buffers and is_recomputed():
-                self._keep(buffers)
-            elif plan.in_place and is_recomputed():
-                self._keep(args[:1])
+            written = buffers_of(func, args, kwargs) or (args[:1] if plan_of(func).in_place else ())
+            if written and is_recomputed():
+                self._keep(written)
             return func(*args, **kwargs)
+
+    def set_aside(self, graph: Graph) -> None:
+        """Take their `.grad` and their hooks from the leaves of a graph."""
+        for _, leaf in leaves_of(graph):
+            if id(leaf) not in self.leaves:
+                self.leaves[id(leaf)] = leaf, leaf.grad
+                leaf.grad = None
+                for hooks in (leaf._backward_hooks, leaf._post_accumulate_grad_hooks):
+                    if hooks:
+                        self.hooks.append((hooks, list(hooks.items())))
+                        hooks.clear()
 
     def begin_again(self, context: Any) -> None:
         """Prepare for what a checkpoint enters while its code runs again.
@@ -358,11 +318,13 @@ class _Undoing(TorchFunctionMode):
     def undo(self) -> None:
         """Put everything back."""
         with unseen(), torch.no_grad():
+            for tensor, grad in (*self.grads, *self.leaves.values()):
+                tensor.grad = grad
+            for hooks, items in self.hooks:
+                hooks.update(items)
             for tensor, value in self.kept.values():
                 with _unsafe_preserve_version_counter(tensor):
                     tensor.copy_(value)
-            for tensor, grad in self.grads:
-                tensor.grad = grad
             for cache, entries in self.caches.values():
                 cache.clear()
                 cache.update(entries)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, _HookMixin
@@ -38,7 +38,8 @@ from ..births.diagnosis import Diagnosis, Verdict, diagnose_results
 from ..births.findings import HOOKS, Findings, Mistakes, Scope
 from ..births.provenance import Birth
 from ..program.code import Places, users_frame
-from ..program.tensors import is_compiling, is_extra, tensors_in, unseen
+from ..program.rerun import is_extra
+from ..program.tensors import is_compiling, tensors_in, unseen
 from ..report.course import Course, largest, loss_among
 from ..report.narration import Names, Narration
 from ..report.report import NotFiniteError, Report
@@ -60,11 +61,9 @@ NO_PASS = (
 
 
 class Watch:
-    """A watch over a block of code, from `begin` to `end`.
+    """A watch over a block of code. The report gets what is found.
 
-    Args:
-        report: gets what is found.
-        raises: whether a backward pass that finds something raises `NotFiniteError`.
+    If the watch raises, a backward pass that finds something raises `NotFiniteError`.
     """
 
     def __init__(self, report: Report, raises: bool = False) -> None:
@@ -111,13 +110,9 @@ class Watch:
             if any(map(is_wrapped, tensors_in(things))):
                 self.report.note(note)
                 results = run(roots, *args, **kwargs)
-                with (
-                    self.mistakes.noted("a transform"),
-                    unseen(),
-                    torch.no_grad(),
-                    temporarily_clear_interpreter_stack(),
-                ):
-                    self.forward.attribution.came_out(results, self.places.here())
+                no_transform = temporarily_clear_interpreter_stack()
+                with self.mistakes.noted("a transform"), unseen(), torch.no_grad(), no_transform:
+                    self.forward.came_out(results, self.places.here())
                 return results
         if self.sandbox.is_entered:
             return self.sandbox.run(run, roots, *args, **kwargs)
@@ -156,21 +151,20 @@ class Watch:
         if backward.end(results):
             self.narration.note_elsewhere()
         if backward.events.reached and backward.outer is None:
-            names = Names(users_frame(), self._called())
             found = backward.diagnosed(self.narration.verdicts)
             for birth, verdict, *_ in found:
                 inside = backward.events.inside.get(birth)
-                if verdict == Verdict("contaminated", False) and inside is not None and inside.fixed:
+                if verdict == Verdict("contaminated", False) and inside is not None and inside.verdict.fixed:
                     self.report.note(FIXED_UNCOMPILED)
-            self.narration.add(found, names)
+            self.narration.add(found, self._names())
         if backward.outer is None and not backward.request.keeps_graph:
             self.findings.history.clear()  # what a pass has gone through is let go
         if was_ok and backward.outer is None and backward.request.accumulates:
             self._follow(backward)
 
-    def _called(self) -> list[nn.Module]:
-        """The outermost modules that were called in the block."""
-        return list(dict.fromkeys(modules[0] for modules in self.places.around.values()))
+    def _names(self) -> Names:
+        """Names are looked up in the user's frame, and in the outermost modules that were called in the block."""
+        return Names(users_frame(), dict.fromkeys(modules[0] for modules in self.places.around.values()))
 
     def _follow(self, backward: Backward) -> None:
         """Keep the numbers of a pass that was finite. Of the first other one, say what the passes before it show."""
@@ -219,7 +213,7 @@ class Watch:
         with self.mistakes.noted("the end"), unseen():
             found = self._written() if self.report.passes else diagnose_results(self.findings.unconsumed.values())
             if found:
-                self.narration.add(found, Names(users_frame(), self._called()))
+                self.narration.add(found, self._names())
         if self.regions.is_blind and not self.report.ok:
             self.report.note(NOT_INSIDE)
         if not self.report.passes and self.findings.compiled_at is not None:
@@ -265,7 +259,7 @@ class Patches:
         replace(self, torch.overrides, "has_torch_function", self._has_torch_function)
         if not TELLS_OF_HOOKS:
             replace(self, saved_tensors_hooks, "__enter__", _counted)
-            replace(self, saved_tensors_hooks, "__exit__", _uncounted)
+            replace(self, saved_tensors_hooks, "__exit__", _counted)
         replace(self, torch, "compile", self._compile)
         self._leave_compiled_alone()
 
@@ -388,17 +382,9 @@ class Patches:
             self._region, self._watch.forward.is_aside = region, True
 
 
-def _counted(enter: Any) -> Any:
-    def entered(hooks: Any) -> Any:
-        HOOKS.append(hooks)
-        return enter(hooks)
+def _counted(enter_or_leave: Any) -> Any:
+    def counted(hooks: Any, *details: Any) -> Any:
+        HOOKS[:] = [each for each in HOOKS if each is not hooks] + ([] if details else [hooks])
+        return enter_or_leave(hooks, *details)
 
-    return entered
-
-
-def _uncounted(leave: Any) -> Any:
-    def left(hooks: Any, *details: Any) -> Any:
-        HOOKS[:] = [each for each in HOOKS if each is not hooks]
-        return leave(hooks, *details)
-
-    return left
+    return counted
