@@ -16,7 +16,7 @@ be finite and wrong.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -25,15 +25,15 @@ from torch import Tensor
 
 from ....functions.graph import AccumulateGrad, for_each_edge, forward_class, is_region
 from ....functions.record import UNKNOWN, Function
-from ....masks.cotangent import Cotangent, NotFollowed, can_carry, dispatches, is_finite, mask_of, unwrap
+from ....masks.cotangent import CHUNK, Cotangent, NotFollowed, can_carry, dispatches, is_finite, mask_of, unwrap
 from ....masks.mask import Mask, all_count, and_whatever_is_not_0, everywhere
+from ....masks.numbers import is_number
 from ....masks.watching import Comparisons
 from ...engine.dispatch import has_rule
 from ...engine.higher import in_forward_mode
 from ...engine.plan import chooses_step
 from ...engine.steps.step import Results, Step
 from .meanings import ADDING, JOINING
-from .merging import Merging, pieces
 from .region import AS_ATEN, Arguments, is_surely_finite, may_be_followed, region_of, tangents_of, users_last
 
 aten = torch.ops.aten
@@ -134,22 +134,16 @@ class Compiled(Step):
                 raise NotFollowed("a compiled region whose graph has other cotangents than its code")
             mask = everywhere(False, value) if sent is None else self.masks[place]
             arguments[number] = Cotangent(value, mask, cast(Any, self))
-        held_by_graph = region.module.graph.find_nodes(op="get_attr")
-        constants = [operator.attrgetter(node.target)(region.module) for node in held_by_graph]
-        merging = Merging(results, (*arguments, *arriving, *constants))
         with torch.no_grad(), torch._C._DisableAutocast():
             self._comparisons = Comparisons(first_alone=False)
             self._comparisons.start()
             try:
-                return self._run(region, arguments, results, merging)
-            except Exception:
-                merging.undo()
-                raise
+                return self._run(region, arguments, results)
             finally:
                 self._comparisons.stop()
 
-    def _run(self, region: Any, arguments: list[Any], results: Sequence[Any], merging: Merging) -> Results:
-        """Run the graph. Each of its results is merged into the compiled one as soon as it is there.
+    def _run(self, region: Any, arguments: list[Any], results: Sequence[Any]) -> Results:
+        """Run the graph. Each of its results is merged with the compiled one as soon as it is there.
 
         Takes the arguments out of their list, so that each is freed as soon as no operator needs it.
         """
@@ -169,7 +163,7 @@ class Compiled(Step):
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
                 known[node] = self._call(node.target, args, kwargs)
             for edge in edges.get(node, ()):
-                values[edge], masks[edge] = self._merged(results[edge], known[node], merging)
+                values[edge], masks[edge] = self._merged(results[edge], known[node])
             for argument in last:
                 del known[argument]
         return values, masks
@@ -237,7 +231,7 @@ class Compiled(Step):
             return
         self._undecided()
 
-    def _merged(self, exact: Tensor, result: Any, merging: Merging) -> tuple[Tensor, Mask]:
+    def _merged(self, exact: Tensor, result: Any) -> tuple[Tensor, Mask]:
         """The compiled result where it is finite, elsewhere that of the graph; and the mask."""
         if not isinstance(result, Tensor) or exact.shape != result.shape or dispatches(exact):
             raise NotFollowed(_OTHER_RESULTS)
@@ -247,7 +241,9 @@ class Compiled(Step):
             if can_carry(exact):
                 self._undecided()
             return exact, None
-        exact, mask = merging.merged(exact, unwrap(result)), mask_of(result)
+        if not is_number(exact.sum()):
+            exact = torch.where(exact.isfinite(), exact, unwrap(result))
+        mask = mask_of(result)
         return exact, None if mask is None or all_count(mask) else and_whatever_is_not_0(mask, exact)
 
     # What the rules ask.
@@ -308,6 +304,16 @@ def _is_cotangent(thing: Any) -> bool:
     return type(thing) is Cotangent
 
 
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one shape, cut along the dimension in which the memory of the first is longest."""
+    first = tensors[0]
+    if first.numel() <= CHUNK:
+        return iter([tensors])
+    dim = max(range(first.dim()), key=first.stride)
+    length = max(1, CHUNK * first.shape[dim] // first.numel())
+    return zip(*(torch.split(tensor, length, dim) for tensor in tensors), strict=True)
+
+
 def _agree(exact: Tensor, followed: Tensor, dtypes: Iterable[torch.dtype]) -> bool:
     """True if two results agree where both are finite. If not, the graph's arguments are not those of the code.
 
@@ -319,7 +325,7 @@ def _agree(exact: Tensor, followed: Tensor, dtypes: Iterable[torch.dtype]) -> bo
         return True
     size: float = 0.0
     difference: float = 0.0
-    for one, other in pieces(exact, followed):
+    for one, other in _pieces(exact, followed):
         both = one - one == 0  # a quick "is finite"
         if bool(both.any()) and bool(both.logical_and_(other.isfinite()).any()):
             one, other = one[both], other[both]
