@@ -16,7 +16,7 @@ be finite and wrong.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ....functions.graph import AccumulateGrad, for_each_edge, forward_class, is_region
 from ....functions.record import UNKNOWN, Function
-from ....masks.cotangent import CHUNK, Cotangent, NotFollowed, can_carry, dispatches, is_finite, mask_of, unwrap
+from ....masks.cotangent import Cotangent, NotFollowed, can_carry, dispatches, is_finite, mask_of, unwrap
 from ....masks.mask import Mask, all_count, and_whatever_is_not_0, everywhere
 from ....masks.numbers import is_number
 from ....masks.watching import Comparisons
@@ -191,7 +191,7 @@ class Compiled(Step):
         if target in _RESHAPED:
             target = aten.reshape.default
         if getattr(target, "namespace", "") == "prims":
-            target = AS_ATEN[target._schema.name]
+            target = AS_ATEN.get(target._schema.name, target)
         if self.owner.count is not None:
             self.owner.count.see_operator(NAME, partial(target, **kwargs), args)
         result = target(*args, **kwargs)
@@ -221,12 +221,10 @@ class Compiled(Step):
 
         In a derivative that selects, a zero that nothing else uses is the derivative's own.
         """
-        terms = _terms(packet, args)
-        if all(map(_is_cotangent, terms)) or not any(map(_is_cotangent, terms)):
+        terms, nodes = (each[0] if packet in JOINING else each[:2] for each in (args, self._here.args))
+        plain = [node for node, term in zip(nodes, terms, strict=True) if not _is_cotangent(term)]
+        if not plain or len(plain) == len(terms):
             return
-        plain = [
-            node for node, term in zip(_terms(packet, self._here.args), terms, strict=True) if not _is_cotangent(term)
-        ]
         if packet in JOINING and all(self._region.owns(self._here, node) for node in plain):
             return
         self._undecided()
@@ -283,11 +281,6 @@ class Compiled(Step):
             self.owner.failed(NAME, NotFollowed(_AMBIGUOUS), suspected=True)
 
 
-def _terms(packet: Any, args: Any) -> Any:
-    """What an operator joins or adds."""
-    return args[0] if packet in JOINING else args[:2]
-
-
 def _may_write_zeros(operator: Any, args: Any) -> bool:
     """True if a result may have zeros of which nothing shows what they mean."""
     if getattr(operator, "namespace", "") != "aten":
@@ -304,33 +297,15 @@ def _is_cotangent(thing: Any) -> bool:
     return type(thing) is Cotangent
 
 
-def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of one shape, cut along the dimension in which the memory of the first is longest."""
-    first = tensors[0]
-    if first.numel() <= CHUNK:
-        return iter([tensors])
-    dim = max(range(first.dim()), key=first.stride)
-    length = max(1, CHUNK * first.shape[dim] // first.numel())
-    return zip(*(torch.split(tensor, length, dim) for tensor in tensors), strict=True)
-
-
 def _agree(exact: Tensor, followed: Tensor, dtypes: Iterable[torch.dtype]) -> bool:
     """True if two results agree where both are finite. If not, the graph's arguments are not those of the code.
 
-    Args:
-        exact, followed: the results.
-        dtypes: those of all numbers in the graph. Compiled code may round less often to a narrow one.
+    `dtypes`: those of all numbers in the graph. Compiled code may round less often to a narrow one.
     """
-    if not (exact.is_floating_point() or exact.is_complex()):
+    finite = exact.isfinite() & followed.isfinite()
+    if not (exact.is_floating_point() or exact.is_complex()) or not bool(finite.any()):
         return True
-    size: float = 0.0
-    difference: float = 0.0
-    for one, other in _pieces(exact, followed):
-        both = one - one == 0  # a quick "is finite"
-        if bool(both.any()) and bool(both.logical_and_(other.isfinite()).any()):
-            one, other = one[both], other[both]
-            size = max(size, one.abs().amax().item(), other.abs().amax().item())
-            difference = max(difference, (one - other).abs().amax().item())
+    size, difference = (each.abs().masked_fill_(~finite, 0).amax().item() for each in (exact, exact - followed))
     floating = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
     tolerance = max(torch.finfo(dtype).eps for dtype in (torch.float32, *floating)) ** 0.5
     return bool(difference <= tolerance * size)
