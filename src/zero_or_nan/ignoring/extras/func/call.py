@@ -106,7 +106,8 @@ def called(
         returned, other = returned
     outputs, result = _outputs_in(name, returned)
     refuse_inside(f"ignoring.func.{name}", outputs)
-    roots = list(map(together, outputs))
+    with torch.enable_grad():  # under `torch.vmap`, they are views of the outputs
+        roots = list(map(together, outputs))
     _refuse_second_derivatives(name, roots, inputs)
 
     def in_structure(items: list[Any]) -> Any:
