@@ -13,7 +13,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from zero_or_nan import ignoring
 
 func, inf, nan = ignoring.func, math.inf, math.nan
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's forward mode calls it
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),  # PyTorch's forward mode calls it
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),  # of PyTorch's own vmap
+]
 
 
 def assert_same(found, right, exact=True):

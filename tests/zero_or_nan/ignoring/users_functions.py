@@ -156,6 +156,12 @@ PROGRAMS = {
         lambda x, w: sum(function(two_results_forward, two_results)(x * w)[:2]),
         lambda x, w: (x * w).exp() + (x * w).square(),
     ),
+    "complex numbers, summed": (  # the cotangent's elements share memory
+        lambda x, w: (
+            apply_after(torch.exp, lambda ctx, g: g * ctx.saved_tensors[0].exp().conj())(1j * x, w).sum(1, True).real
+        ),
+        lambda x, w: (1j * x * w).exp().sum(1, True).real,
+    ),
     "a decision": (apply_after(torch.exp, asked), lambda x, w: (x * w).exp()),
     "in a checkpoint": (
         lambda x, w: checkpoint(apply_after(F.silu, swish), x, w, use_reentrant=False),
