@@ -19,8 +19,7 @@ Exit status: 0 when all is as recorded, 1 after a difference, 2 for a wrong use,
 - `device`: `type` ("cpu", "cuda", …) and `name`.
 - `recorded_with`: the release of torch that was compared with ("2.13"); records were made on CPUs.
 - `lacking`: for each private name of PyTorch that the library uses and this PyTorch lacks, a sentence.
-- `cases`: a list of `name`, `thread`, `ulps`, and the words `plain` and `ignoring`; `recorded` has the same two, or is
-  null where nothing was recorded.
+- `cases`: a list of `name`, `thread`, `ulps`, and the words `plain` and `ignoring`; `recorded` has the same two.
 - `operators`: a list of `name`, the words, `recorded`, and the counts of poisoned samples: `samples`, `contaminated`,
   `fixed`, `broken`, `other_bits`, as `poisoned.Tally` explains them.
 - `operators_left_out`: why there are none, or null.
@@ -31,5 +30,5 @@ gives where that is finite; "not followed", when it met a kernel that it has no 
 device than the CPU is no difference; "raises X"; "no sample", when an operator could not be asked.
 
 How it works, in the order of the flow: `words` judges a gradient, `cases` and `poisoned` are what is asked, `checking`
-asks, `lacking` looks for private names, `records` compares, and `report` prints.
+asks, `lacking` looks for private names, and `report` compares and prints.
 """

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from .checking import Row, ask_all
-from .records import recorded
 from .report import CASES_HEAD, OPERATORS_HEAD, Comparison
 
 
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = str(error).partition("\n")[0]
         parser.error(f"no device {name!r} here ({reason}); use --device {accelerator() or 'cpu'}")
     try:
-        report = Comparison(device, recorded())
+        report = Comparison(device)
         if options.json:
             with _stdout_to_stderr():  # libraries for linear algebra complain there of NaN
                 report.rows, report.left_out = ask_all(device, lambda row: None)
@@ -57,13 +56,11 @@ def accelerator() -> str | None:
 def _in_lines(report: Comparison) -> None:
     """Each row as soon as it is known."""
     print(report.head(), CASES_HEAD, sep="\n\n", flush=True)
-    operators = False
+    heads = [OPERATORS_HEAD]
 
     def tell(row: Row) -> None:
-        nonlocal operators
-        if row.tally and not operators:
-            operators = True
-            print(f"\n{OPERATORS_HEAD}")
+        if row.tally and heads:
+            print(f"\n{heads.pop()}")
         print(report.line(row), flush=True)
 
     report.rows, report.left_out = ask_all(report.device, tell)

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import ignoring
 from .cases import CASES, CheckedCase
 from .poisoned import Gradients, Tally, database, judge, name_of, poisoned, same_bits
-from .words import WORDS, word
+from .words import FIXED, WORDS, Words, word
 
 SAMPLES = 40
 """Samples of each operator that are looked at, at most."""
@@ -40,11 +40,15 @@ NOT_FOLLOWED = "not followed"
 
 @dataclass(frozen=True)
 class Row:
-    """What was asked, and the words for plain PyTorch's gradient and for ours. `tally` is an operator's."""
+    """What was asked, the words for plain PyTorch's gradient and for ours, and the recorded words.
+
+    `tally` is an operator's.
+    """
 
     name: str
     plain: str
     ignoring: str
+    recorded: Words = FIXED
     case: CheckedCase | None = None
     tally: Tally | None = None
 
@@ -70,7 +74,7 @@ def ask_case(case: CheckedCase, device: torch.device) -> Row:
         # Where plain PyTorch adds in another order each time, there are no bits to keep.
         _, again = _gradients(torch.autograd.grad, case, device)
         our_word = "other bits" if _keeps_bits(again, plain) else our_word
-    return Row(case.name, plain_word, our_word, case)
+    return Row(case.name, plain_word, our_word, case.recorded, case)
 
 
 def ask_operator(name: str, op: Any, device: torch.device) -> Row:

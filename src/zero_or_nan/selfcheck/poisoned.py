@@ -238,11 +238,8 @@ def parts(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 def judge(case: PoisonedSample, gradients: Gradients, tally: Tally, crash: str = "") -> None:
     """Compare the poisoned sample's gradient with the clean one's, by plain PyTorch and by `gradients`.
 
-    Args:
-        case: the sample.
-        gradients: what is asked, called as `torch.autograd.grad` is.
-        tally: where it is counted.
-        crash: how plain PyTorch's process died of this sample; then only `gradients` is asked.
+    `gradients` is called as `torch.autograd.grad` is. `crash`: how plain PyTorch's process died of this sample; then
+    only `gradients` is asked.
     """
     wanted = run(torch.autograd.grad, case, case.clean)
     plain = [] if crash else run(torch.autograd.grad, case, case.poisoned)

@@ -1,11 +1,13 @@
-"""What is printed: a line for each case and operator, and at the end what to do; or all of it as JSON."""
+"""How the rows differ from what was recorded, and what is printed of them: lines, and what to do; or JSON."""
 
 from __future__ import annotations
 
 import json
 import platform
+import re
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,13 +15,51 @@ import torch
 
 from .. import __version__
 from ..ignoring.engine.problems import REPORT
-from .checking import NOT_FOLLOWED, Row
+from .checking import NO_SAMPLE, NOT_FOLLOWED, Row
 from .lacking import lacking
-from .records import KINDS, Deviation, Records, differences, release_of
 from .words import ROUNDED, ULPS
 
 WIDTH = 80
 COUNTS = ("samples", "contaminated", "fixed", "broken", "other_bits")
+CASES_HEAD = f"{'case':41}{'plain PyTorch':19} ignoring"
+OPERATORS_HEAD = f"{'operator':33}{'poisoned':>9}{'contaminated':>13}{'fixed':>7}{'broken':>7}{'other bits':>11}"
+
+RELEASES = [f"2.{minor}" for minor in range(6, 16)]
+"""The releases of torch with which everything was recorded, on CPUs."""
+
+BROKEN_HERE = "broken here"
+FIXED_UPSTREAM = "fixed upstream"
+CHANGED_UPSTREAM = "changed upstream"
+KINDS = (BROKEN_HERE, FIXED_UPSTREAM, CHANGED_UPSTREAM)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A word that is not the recorded one."""
+
+    kind: str
+    name: str
+    method: str
+    observed: str
+    recorded: str
+
+
+def differences(row: Row, device: str) -> Iterator[Deviation]:
+    """How a row differs from the recorded words.
+
+    Two things are no difference on another device than the CPU, for which alone there are records: an operator that it
+    doesn't have, and a kernel of its own that `ignoring` has no rule for, and warns of.
+    """
+    plain, ours = row.recorded
+    if device != "cpu" and (row.plain == NO_SAMPLE or row.ignoring == NOT_FOLLOWED):
+        return
+    if row.plain != plain:
+        kind = FIXED_UPSTREAM if row.plain == "right" else CHANGED_UPSTREAM
+        yield Deviation(kind, row.name, "plain", row.plain, plain)
+    # Where plain PyTorch gives nothing either, it is not ours to fix.
+    nothing = row.ignoring == row.plain and (row.plain == NO_SAMPLE or row.plain.startswith("raises "))
+    if row.ignoring not in ("right", ours) and not nothing:
+        yield Deviation(BROKEN_HERE, row.name, "ignoring", row.ignoring, ours)
 
 
 @dataclass
@@ -27,20 +67,21 @@ class Comparison:
     """The rows so far, beside what was recorded with the nearest release."""
 
     device: torch.device
-    records: Records
     version: str = torch.__version__
     rows: list[Row] = field(default_factory=list)
     left_out: str | None = None
 
     @property
     def recorded_with(self) -> str:
-        return self.records.nearest(self.version)
+        """The recorded release to compare with: the version's own, else the newest before it, else the oldest.
 
-    def recorded(self, row: Row) -> tuple[str, str] | None:
-        return self.records.tables[self.recorded_with].get(row.name)
+        >>> Comparison(torch.device("cpu"), "2.5.1").recorded_with
+        '2.6'
+        """
+        return [RELEASES[0], *(each for each in RELEASES if _order(each) <= _order(self.version))][-1]
 
     def differences_of(self, row: Row) -> list[Deviation]:
-        return list(differences(row, self.recorded(row), self.device.type))
+        return list(differences(row, self.device.type))
 
     @property
     def differences(self) -> list[Deviation]:
@@ -54,7 +95,7 @@ class Comparison:
             f"{versions['platform']}, on {self.device} ({name_of(self.device)}). "
             f"Compared with what was recorded with torch {self.recorded_with} on a CPU"
         )
-        if release_of(self.version) != self.recorded_with:
+        if _order(self.version) != _order(self.recorded_with):
             text += f", the nearest to {self.version.split('+')[0]} of which there is a record"
         if self.device.type != "cpu":
             text += f"; nothing was recorded on {self.device.type}"
@@ -69,9 +110,9 @@ class Comparison:
         if row.tally is None or not row.tally.samples or row.ignoring == NOT_FOLLOWED:
             text = f"{row.name:41}{row.plain:19} {row.ignoring}"
         else:
-            samples, *rest = (getattr(row.tally, count) for count in COUNTS)
-            text = f"{row.name:33}{samples:>9}" + "".join(
-                f"{count:>{width}}" for count, width in zip(rest, (13, 7, 7, 11), strict=True)
+            counts = [getattr(row.tally, count) for count in COUNTS]
+            text = f"{row.name:33}" + "".join(
+                f"{count:>{width}}" for count, width in zip(counts, (9, 13, 7, 7, 11), strict=True)
             )
         notes = [
             f"  {each.kind}: {'plain PyTorch' if each.method == 'plain' else 'ignoring'} is {each.observed}, "
@@ -101,8 +142,16 @@ class Comparison:
             "device": {"type": self.device.type, "name": name_of(self.device)},
             "recorded_with": self.recorded_with,
             "lacking": lacking(),
-            "cases": [self._case(row) for row in self.rows if row.case],
-            "operators": [self._operator(row) for row in self.rows if row.tally],
+            "cases": [
+                {"name": row.name, "thread": row.case.thread, "ulps": row.case.ulps, **_words(row)}
+                for row in self.rows
+                if row.case
+            ],
+            "operators": [
+                {"name": row.name, **_words(row), **{count: getattr(row.tally, count) for count in COUNTS}}
+                for row in self.rows
+                if row.tally
+            ],
             "operators_left_out": self.left_out,
             "differences": [asdict(each) for each in self.differences],
         }
@@ -116,21 +165,10 @@ class Comparison:
             "platform": f"{platform.system()} {platform.machine()}",
         }
 
-    def _words(self, row: Row) -> dict[str, Any]:
-        words = self.recorded(row)
-        recorded = None if words is None else {"plain": words[0], "ignoring": words[1]}
-        return {"plain": row.plain, "ignoring": row.ignoring, "recorded": recorded}
 
-    def _case(self, row: Row) -> dict[str, Any]:
-        assert row.case
-        return {"name": row.name, "thread": row.case.thread, "ulps": row.case.ulps, **self._words(row)}
-
-    def _operator(self, row: Row) -> dict[str, Any]:
-        return {"name": row.name, **self._words(row), **{count: getattr(row.tally, count) for count in COUNTS}}
-
-
-CASES_HEAD = f"{'case':41}{'plain PyTorch':19} ignoring"
-OPERATORS_HEAD = f"{'operator':33}{'poisoned':>9}{'contaminated':>13}{'fixed':>7}{'broken':>7}{'other bits':>11}"
+def _words(row: Row) -> dict[str, Any]:
+    plain, ours = row.recorded
+    return {"plain": row.plain, "ignoring": row.ignoring, "recorded": {"plain": plain, "ignoring": ours}}
 
 
 def name_of(device: torch.device) -> str:
@@ -139,3 +177,8 @@ def name_of(device: torch.device) -> str:
         return str(torch.backends.cpu.get_cpu_capability())
     told = getattr(getattr(torch, device.type, None), "get_device_name", None)
     return str(told(device)) if told else device.type
+
+
+def _order(version: str) -> tuple[int, ...]:
+    """The release of a version, in two numbers: (2, 13) of `"2.13.1+cu126"`."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))

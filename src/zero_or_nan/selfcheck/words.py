@@ -19,6 +19,11 @@ WORDS = ("right", "rounded", "wrong", "contaminated", "missing")
 - *missing*: no gradient at all.
 """
 
+Words = tuple[str, str]
+"""Plain PyTorch's word, and ours."""
+
+FIXED: Words = ("contaminated", "right")
+
 ULPS = 4
 """Units in the last place of float32 that still count as *right*: `exp` and `log` differ by a few between devices."""
 ROUNDED = 64

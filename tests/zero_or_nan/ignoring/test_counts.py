@@ -66,12 +66,9 @@ def test_since_when():
     assert counted.passes == 10  # the block is over
 
 
-def test_of_functions_with_as_many_the_first_is_named():
+def test_of_functions_or_operators_that_ignore_as_many_the_first_is_named():
     counted = ignoring.Counted(1, 1, 4, functions=Counter({"Exp": 2, "Log": 2, "Sin": 1}))
     assert str(counted).endswith("most at Exp")
-
-
-def test_of_operators_of_a_pass_that_ignore_as_many_the_first_is_counted():
     x = torch.tensor([1.0, 0.0, 4.0], requires_grad=True)
     counted = backward_of(torch.where(x > 0, x.reciprocal().sqrt(), 0).sum())
     assert dict(counted.functions) == {"Sqrt": 1}

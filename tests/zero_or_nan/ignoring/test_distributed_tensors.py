@@ -144,6 +144,25 @@ BAD = X.clone()
 BAD[1], BAD[2], BAD[4] = nan, 3e38, torch.tensor([inf, 1.0, -inf, 3e38])
 
 
+def compared(problems, run, where, looks):
+    # What `run(auto, x, parallel)` gives in two processes, next to one. False if plain PyTorch can't do it.
+    alone = run(torch.autograd, X, False)
+    try:
+        plain = run(torch.autograd, X, True)
+    except Exception as error:
+        plain = error
+    if any(on_all(isinstance(plain, Exception))):
+        return False
+    if not all(close(a, full(b)) for a, b in zip(alone, plain, strict=True)):
+        return False  # PyTorch's own mistake; 2.6 squares the parts of a sum
+    for look in looks if all(bool(gradient.isfinite().all()) for gradient in alone) else ():
+        with look, problems.warned(where, "clean"):
+            problems.same_bits(plain, run(ignoring, X, True), where, "clean")
+    with problems.warned(where):
+        problems.close(run(ignoring, BAD, False), run(ignoring, BAD, True), where)
+    return True
+
+
 # Programs, for tensors that are spread in all ways.
 
 
@@ -157,52 +176,21 @@ def by_slice(y, x):
     return y
 
 
-def gradients(auto, program, x, w, cut):
-    x, w = x.requires_grad_(), w.requires_grad_()
-    try:
-        return auto.grad(program(x, w, cut), [x, w])
-    except Exception as error:
-        return error
-
-
 def followed(text, pairs, most):
     problems, program = Problems(), eval("lambda x, w, c: " + text)
-    as_it_is = lambda tensor: tensor
-    clean = gradients(torch.autograd, program, X.clone(), W.clone(), as_it_is)
-    reference = gradients(ignoring, program, BAD.clone(), W.clone(), as_it_is)
     ways = (Replicate(), Shard(0), Shard(1))
     runs = 0
     for of_x, of_w in [(ways[x], ways[w]) for x, w in pairs]:
+
+        def run(auto, x, parallel):
+            given = [spread(x, of_x), spread(W, of_w)] if parallel else [x.clone(), W.clone()]
+            given = [tensor.requires_grad_() for tensor in given]
+            return auto.grad(program(*given, spread if parallel else lambda tensor: tensor), given)
+
+        looks = [no_quick_look()] if of_x != of_w else [no_quick_look(), contextlib.nullcontext()]
+        runs += compared(problems, run, f"{of_x} {of_w}", looks)
         if runs == most:
             break
-
-        def run(auto, x):
-            return gradients(auto, program, spread(x, of_x), spread(W, of_w), spread)
-
-        plain, where = run(torch.autograd, X), (of_x, of_w)
-        refuses = on_all(type(plain).__name__ if isinstance(plain, Exception) else "")
-        if any(refuses):
-            with no_quick_look():
-                ours = run(ignoring, X)
-            # What a release can't do at all, ours may do; a gradient that it gives is right.
-            raises = on_all(isinstance(ours, Exception))
-            right = all(raises) or (not any(raises) and all(map(close, clean, map(full, ours))))
-            problems.check(right, *where, "gives", ours, "where plain PyTorch raises", plain)
-            continue
-        if not all(close(a, full(b)) for a, b in zip(clean, plain, strict=True)):
-            continue  # PyTorch's own mistake; 2.6 squares the parts of a sum
-        runs += 1
-        finite = all(bool(gradient.isfinite().all()) for gradient in clean)
-        looks = [no_quick_look()] if of_x != of_w else [no_quick_look(), contextlib.nullcontext()]
-        for look in looks if finite else ():
-            with look, problems.warned(*where, "clean"):
-                ours = run(ignoring, X)
-            problems.same_bits(plain, ours, *where, "clean")
-        with problems.warned(*where):
-            ours = run(ignoring, BAD)
-        problems.check(not isinstance(ours, Exception), *where, "raises", repr(ours))
-        if not isinstance(ours, Exception):
-            problems.close(reference, ours, *where)
     return problems if runs else None
 
 
@@ -275,31 +263,16 @@ def embedding(parallel, x):
     return model, rows(found, found.exp() * found)
 
 
-def trained(auto, name, parallel, x):
-    torch.manual_seed(0)
-    with loss_parallel() if parallel and "loss_parallel" in name else contextlib.nullcontext():
-        model, loss = RECIPES[name](parallel, x)
-        auto.backward(loss)
-    return [parameter.grad for parameter in model.parameters()]
-
-
 def followed_recipe(name):
+    def run(auto, x, parallel):
+        torch.manual_seed(0)
+        with loss_parallel() if parallel and "loss_parallel" in name else contextlib.nullcontext():
+            model, loss = RECIPES[name](parallel, x)
+            auto.backward(loss)
+        return [parameter.grad for parameter in model.parameters()]
+
     problems = Problems()
-    try:
-        plain = trained(torch.autograd, name, True, X)
-    except Exception as error:
-        plain = error
-    refuses = on_all(str(plain) if isinstance(plain, Exception) else "")
-    if any(refuses):
-        return None
-    alone = trained(torch.autograd, name, False, X)
-    problems.close(alone, plain, "plain PyTorch")
-    for look in (contextlib.nullcontext(), no_quick_look()):
-        with look, problems.warned("clean"):
-            problems.same_bits(plain, trained(ignoring, name, True, X), "clean")
-    with problems.warned("bad"):
-        problems.close(trained(ignoring, name, False, BAD), trained(ignoring, name, True, BAD), "bad")
-    return problems
+    return problems if compared(problems, run, name, (contextlib.nullcontext(), no_quick_look())) else None
 
 
 # Where DTensors meet plain tensors, and the processes one another.
@@ -363,17 +336,6 @@ def no_rows(problems):
 
     x, w = leaves(spread(X[:1], Shard(0)), spread(W, Shard(1)))
     problems.close(of_one_process(loss_of, X[:1], W), ignoring.grad(loss_of(x, w), [x, w]))
-
-
-@region("a hook that changes the gradient")
-def changing_hook(problems):
-    def loss_of(x, w):
-        y = x @ w
-        y.register_hook(lambda gradient: gradient * 2)
-        return exponential_of(x, y)
-
-    x, w = leaves(spread(BAD, Shard(0)), spread(W))
-    problems.close(of_one_process(loss_of, BAD, W), ignoring.grad(loss_of(x, w), [x, w]))
 
 
 @region("masked")

@@ -97,30 +97,6 @@ def permuted_back(ctx, gradient):
     return out
 
 
-def scan_forward(ctx, x):
-    """h = h / 2 + x * x, along a row."""
-    ctx.save_for_backward(x)
-    h, states = torch.zeros(len(x)), []
-    for t in range(x.shape[1]):
-        h = h / 2 + x[:, t] ** 2
-        states.append(h)
-    return torch.stack(states, 1)
-
-
-def scan(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    out, carried = torch.empty_like(x), None
-    for t in reversed(range(x.shape[1])):
-        carried = gradient[:, t] if carried is None else carried / 2 + gradient[:, t]
-        out[:, t] = carried * 2 * x[:, t]
-    return out
-
-
-def scan_in_other_words(x):
-    h = 0
-    return torch.stack([h := h / 2 + x[:, t] ** 2 for t in range(x.shape[1])], 1)
-
-
 def own_clone(ctx, gradient):
     (x,) = ctx.saved_tensors
     out = gradient.clone()
@@ -155,16 +131,10 @@ def apply_after(forward, backward):
 
 
 W = [1.0, 2.0, 0.5, -1.0]
-
-
 MATRIX = torch.tensor([[1.0, 2.0, -1.0, 0.5], [0.25, -1.0, 1.0, 1.0]])
 
 # How each is called with rows and a weight, and the same in other words.
 PROGRAMS = {
-    "relu": (
-        apply_after(lambda x: x.relu(), lambda ctx, g: g * (ctx.saved_tensors[0] > 0)),
-        lambda x, w: (x * w).clamp(min=0),
-    ),
     "linear with bias": (
         lambda x, w: function(saving(lambda x, m, b: F.linear(x, m, b)), linear)(x * w, MATRIX * w, w[:2]),
         lambda x, w: (x * w) @ (MATRIX.to(x) * w).t() + w[:2],
@@ -178,7 +148,6 @@ PROGRAMS = {
         lambda x, w: torch.stack([-row.log_softmax(0)[i] for i, row in zip([0, 1, 3], x * w, strict=True)])[:, None],
     ),
     "scatter": (lambda x, w: function(permuted_forward, permuted_back)(x * w), lambda x, w: (x * w)[:, ORDER].exp()),
-    "scan": (lambda x, w: function(scan_forward, scan)(x * w), lambda x, w: scan_in_other_words(x * w)),
     "in place on its own clone": (
         apply_after(lambda x: x**2 * torch.tensor([3.0, 1, 1, 1]), own_clone),
         lambda x, w: (x * w) ** 2 * torch.tensor([3.0, 1, 1, 1], dtype=x.dtype),
@@ -186,6 +155,12 @@ PROGRAMS = {
     "two results": (
         lambda x, w: sum(function(two_results_forward, two_results)(x * w)[:2]),
         lambda x, w: (x * w).exp() + (x * w).square(),
+    ),
+    "complex numbers, summed": (  # the cotangent's elements share memory
+        lambda x, w: (
+            apply_after(torch.exp, lambda ctx, g: g * ctx.saved_tensors[0].exp().conj())(1j * x, w).sum(1, True).real
+        ),
+        lambda x, w: (1j * x * w).exp().sum(1, True).real,
     ),
     "a decision": (apply_after(torch.exp, asked), lambda x, w: (x * w).exp()),
     "in a checkpoint": (

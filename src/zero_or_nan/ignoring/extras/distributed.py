@@ -182,16 +182,12 @@ def _nll_loss_and_log_softmax_backward(gradient: Any, log_probabilities: Tensor,
     return aten._log_softmax_backward_data(by_class, log_probabilities, of_classes, log_probabilities.dtype)
 
 
-def _handed_on(gradient: Any, output: Any, dim: int, dtype: torch.dtype) -> Any:
-    return gradient.to(dtype)
-
-
 # Inside of `loss_parallel`, DTensor's derivative of nll_loss includes the derivative of log_softmax. The derivative of
 # log_softmax then only hands its cotangent on.
 _OF_A_PARALLEL_LOSS: dict[Any, Callable[..., Any]] = {
     aten.nll_loss_backward.default: _nll_loss_and_log_softmax_backward,
     aten.nll_loss2d_backward.default: _nll_loss_and_log_softmax_backward,
-    aten._log_softmax_backward_data.default: _handed_on,
+    aten._log_softmax_backward_data.default: lambda gradient, output, dim, dtype: gradient.to(dtype),
 }
 
 
@@ -209,15 +205,9 @@ class Gathered:
 
 
 def masks_across(border: Any, arriving: Iterable[Any], masks: Iterable[Mask]) -> list[Mask]:
-    """Apply the derivative of a border to the masks, as tensors of 0 and 1.
+    """Apply the derivative of a border to the masks of the cotangents that arrived there, as tensors of 0 and 1.
 
-    Args:
-        border: the node.
-        arriving: the cotangents that arrived there, plain tensors or DTensors.
-        masks: the masks of the cotangents. The mask of a plain tensor is this process's own.
-
-    Returns:
-        The masks of the results. The mask of a DTensor is the same on all processes.
+    The mask of a plain tensor is this process's own. The mask of a DTensor is the same on all processes.
     """
     given = []
     for value, mask in zip(arriving, masks, strict=True):

@@ -9,15 +9,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 
 class Passes(CustomGraphPass):
-    """The passes that were there before, and one of ours.
+    """The passes that were set `before` (None, a pass or several), and our `own`, which depends on a `fingerprint`.
 
     PyTorch 2.8 puts the object itself into the keys of its caches, later releases what `uuid` returns. So it is made of
     what can be pickled.
-
-    Args:
-        before: what was set before: nothing, a pass or several.
-        own: ours.
-        fingerprint: what our pass depends on.
     """
 
     def __init__(self, before: Any, own: Callable[[Any], None], fingerprint: str) -> None:

@@ -10,6 +10,7 @@ used.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import threading
 import weakref
@@ -141,7 +142,7 @@ def _check(node: Any, region: Region) -> None:
         return
     if not isinstance(target, OpOverload):
         raise NotFollowed(f"a compiled region with {getattr(target, '__name__', target)}")
-    if target.namespace not in ("aten", "prims") or target.namespace == "prims" and target._schema.name not in AS_ATEN:
+    if target.namespace != "aten" and target._schema.name not in {*AS_ATEN, *_OF_NO_COTANGENT}:
         raise NotFollowed(f"a compiled region with {target._schema.name}")
     if target._schema.is_mutable or _draws(node):
         raise NotFollowed(f"a compiled region with {target._schema.name}, which can't be run twice")
@@ -177,35 +178,27 @@ def _graph_inside(compiled: Any) -> Any:
         if isinstance(thing, MethodType):
             stack.append(thing.__self__)
         elif isinstance(thing, FunctionType):
-            stack += [cell.cell_contents for cell in thing.__closure__ or () if _is_filled(cell)]
-            stack += [value for value in vars(thing).values() if callable(value)]
+            stack += vars(thing).values()
+            for cell in thing.__closure__ or ():
+                with contextlib.suppress(ValueError):  # empty
+                    stack.append(cell.cell_contents)
     return None
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        return callable(cell.cell_contents)
-    except ValueError:  # empty
-        return False
-
-
 # What inductor's decompositions call, in operators that have rules.
-
-
-def _itself(name: str) -> Callable[..., Any]:
-    return lambda *args, **kwargs: getattr(torch.ops.prims, name)(*args, **kwargs)
-
 
 AS_ATEN: dict[str, Callable[..., Any]] = {
     "prims::convert_element_type": lambda a, dtype: aten._to_copy(a, dtype=dtype),
     "prims::fma": lambda a, b, c: aten.add(aten.mul(a, b), c),
     "prims::rev": aten.flip.default,
-    # These get sizes or the places of the largest elements, and no cotangent.
-    "prims::iota": _itself("iota"),
-    "prims::_low_memory_max_pool_offsets_to_indices": _itself("_low_memory_max_pool_offsets_to_indices"),
-    "prims::_low_memory_max_pool2d_offsets_to_indices": _itself("_low_memory_max_pool2d_offsets_to_indices"),
 }
 """By name: inductor registers some of its operators only when it is imported."""
+
+_OF_NO_COTANGENT = frozenset(
+    f"prims::{name}"
+    for name in ("iota", "_low_memory_max_pool_offsets_to_indices", "_low_memory_max_pool2d_offsets_to_indices")
+)
+"""They get sizes or the places of the largest elements."""
 
 
 def tangents_of(forward: Any) -> list[int]:

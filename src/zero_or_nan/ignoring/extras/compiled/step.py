@@ -27,13 +27,13 @@ from ....functions.graph import AccumulateGrad, for_each_edge, forward_class, is
 from ....functions.record import UNKNOWN, Function
 from ....masks.cotangent import Cotangent, NotFollowed, can_carry, dispatches, is_finite, mask_of, unwrap
 from ....masks.mask import Mask, all_count, and_whatever_is_not_0, everywhere
+from ....masks.numbers import is_number
 from ....masks.watching import Comparisons
 from ...engine.dispatch import has_rule
 from ...engine.higher import in_forward_mode
 from ...engine.plan import chooses_step
 from ...engine.steps.step import Results, Step
 from .meanings import ADDING, JOINING
-from .merging import Merging, pieces
 from .region import AS_ATEN, Arguments, is_surely_finite, may_be_followed, region_of, tangents_of, users_last
 
 aten = torch.ops.aten
@@ -134,22 +134,16 @@ class Compiled(Step):
                 raise NotFollowed("a compiled region whose graph has other cotangents than its code")
             mask = everywhere(False, value) if sent is None else self.masks[place]
             arguments[number] = Cotangent(value, mask, cast(Any, self))
-        held_by_graph = region.module.graph.find_nodes(op="get_attr")
-        constants = [operator.attrgetter(node.target)(region.module) for node in held_by_graph]
-        merging = Merging(results, (*arguments, *arriving, *constants))
         with torch.no_grad(), torch._C._DisableAutocast():
             self._comparisons = Comparisons(first_alone=False)
             self._comparisons.start()
             try:
-                return self._run(region, arguments, results, merging)
-            except Exception:
-                merging.undo()
-                raise
+                return self._run(region, arguments, results)
             finally:
                 self._comparisons.stop()
 
-    def _run(self, region: Any, arguments: list[Any], results: Sequence[Any], merging: Merging) -> Results:
-        """Run the graph. Each of its results is merged into the compiled one as soon as it is there.
+    def _run(self, region: Any, arguments: list[Any], results: Sequence[Any]) -> Results:
+        """Run the graph. Each of its results is merged with the compiled one as soon as it is there.
 
         Takes the arguments out of their list, so that each is freed as soon as no operator needs it.
         """
@@ -169,7 +163,7 @@ class Compiled(Step):
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
                 known[node] = self._call(node.target, args, kwargs)
             for edge in edges.get(node, ()):
-                values[edge], masks[edge] = self._merged(results[edge], known[node], merging)
+                values[edge], masks[edge] = self._merged(results[edge], known[node])
             for argument in last:
                 del known[argument]
         return values, masks
@@ -197,7 +191,7 @@ class Compiled(Step):
         if target in _RESHAPED:
             target = aten.reshape.default
         if getattr(target, "namespace", "") == "prims":
-            target = AS_ATEN[target._schema.name]
+            target = AS_ATEN.get(target._schema.name, target)
         if self.owner.count is not None:
             self.owner.count.see_operator(NAME, partial(target, **kwargs), args)
         result = target(*args, **kwargs)
@@ -227,17 +221,15 @@ class Compiled(Step):
 
         In a derivative that selects, a zero that nothing else uses is the derivative's own.
         """
-        terms = _terms(packet, args)
-        if all(map(_is_cotangent, terms)) or not any(map(_is_cotangent, terms)):
+        terms, nodes = (each[0] if packet in JOINING else each[:2] for each in (args, self._here.args))
+        plain = [node for node, term in zip(nodes, terms, strict=True) if not _is_cotangent(term)]
+        if not plain or len(plain) == len(terms):
             return
-        plain = [
-            node for node, term in zip(_terms(packet, self._here.args), terms, strict=True) if not _is_cotangent(term)
-        ]
         if packet in JOINING and all(self._region.owns(self._here, node) for node in plain):
             return
         self._undecided()
 
-    def _merged(self, exact: Tensor, result: Any, merging: Merging) -> tuple[Tensor, Mask]:
+    def _merged(self, exact: Tensor, result: Any) -> tuple[Tensor, Mask]:
         """The compiled result where it is finite, elsewhere that of the graph; and the mask."""
         if not isinstance(result, Tensor) or exact.shape != result.shape or dispatches(exact):
             raise NotFollowed(_OTHER_RESULTS)
@@ -247,7 +239,9 @@ class Compiled(Step):
             if can_carry(exact):
                 self._undecided()
             return exact, None
-        exact, mask = merging.merged(exact, unwrap(result)), mask_of(result)
+        if not is_number(exact.sum()):
+            exact = torch.where(exact.isfinite(), exact, unwrap(result))
+        mask = mask_of(result)
         return exact, None if mask is None or all_count(mask) else and_whatever_is_not_0(mask, exact)
 
     # What the rules ask.
@@ -287,11 +281,6 @@ class Compiled(Step):
             self.owner.failed(NAME, NotFollowed(_AMBIGUOUS), suspected=True)
 
 
-def _terms(packet: Any, args: Any) -> Any:
-    """What an operator joins or adds."""
-    return args[0] if packet in JOINING else args[:2]
-
-
 def _may_write_zeros(operator: Any, args: Any) -> bool:
     """True if a result may have zeros of which nothing shows what they mean."""
     if getattr(operator, "namespace", "") != "aten":
@@ -311,20 +300,12 @@ def _is_cotangent(thing: Any) -> bool:
 def _agree(exact: Tensor, followed: Tensor, dtypes: Iterable[torch.dtype]) -> bool:
     """True if two results agree where both are finite. If not, the graph's arguments are not those of the code.
 
-    Args:
-        exact, followed: the results.
-        dtypes: those of all numbers in the graph. Compiled code may round less often to a narrow one.
+    `dtypes`: those of all numbers in the graph. Compiled code may round less often to a narrow one.
     """
-    if not (exact.is_floating_point() or exact.is_complex()):
+    finite = exact.isfinite() & followed.isfinite()
+    if not (exact.is_floating_point() or exact.is_complex()) or not bool(finite.any()):
         return True
-    size: float = 0.0
-    difference: float = 0.0
-    for one, other in pieces(exact, followed):
-        both = one - one == 0  # a quick "is finite"
-        if bool(both.any()) and bool(both.logical_and_(other.isfinite()).any()):
-            one, other = one[both], other[both]
-            size = max(size, one.abs().amax().item(), other.abs().amax().item())
-            difference = max(difference, (one - other).abs().amax().item())
+    size, difference = (each.abs().masked_fill_(~finite, 0).amax().item() for each in (exact, exact - followed))
     floating = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
     tolerance = max(torch.finfo(dtype).eps for dtype in (torch.float32, *floating)) ** 0.5
     return bool(difference <= tolerance * size)

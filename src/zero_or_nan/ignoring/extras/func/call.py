@@ -106,7 +106,8 @@ def called(
         returned, other = returned
     outputs, result = _outputs_in(name, returned)
     refuse_inside(f"ignoring.func.{name}", outputs)
-    roots = list(map(together, outputs))
+    with torch.enable_grad():  # under `torch.vmap`, they are views of the outputs
+        roots = list(map(together, outputs))
     _refuse_second_derivatives(name, roots, inputs)
 
     def in_structure(items: list[Any]) -> Any:
@@ -114,7 +115,9 @@ def called(
         trees = [tree_unflatten([next(rest) for _ in tensors], structure) for tensors, structure in given]
         return trees[0] if isinstance(argnums, int) else tuple(trees)
 
-    is_recorded = recording and _depends_on_more([*roots, *map(together, _tensors_of(other))])
+    is_recorded = recording and _depends_on_more(
+        [*roots, *(together(t) for t in tree_leaves(other) if isinstance(t, Tensor))]
+    )
     return Call(level(), inputs, in_structure, outputs, roots, result, other, is_recorded)
 
 
@@ -226,10 +229,6 @@ def _outputs_in(name: str, returned: Any) -> tuple[list[Tensor], TreeSpec]:
         dtype = next(output.dtype for output in outputs if not (output.is_floating_point() or output.is_complex()))
         raise RuntimeError(f"{name}: all outputs should have a floating or complex dtype, and one is {dtype}")
     return outputs, structure
-
-
-def _tensors_of(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def described(thing: Any) -> str:

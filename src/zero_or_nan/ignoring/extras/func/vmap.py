@@ -34,11 +34,6 @@ outside = temporarily_pop_interpreter_stack
 """A context outside of the innermost transform of `torch.func`."""
 
 
-def in_transform() -> bool:
-    """True inside of a transform of `torch.func`, such as `vmap`."""
-    return _functorch.maybe_current_level() is not None
-
-
 def level() -> int:
     """The number of transforms of `torch.func` around this code."""
     return _functorch.maybe_current_level() or 0
@@ -48,7 +43,7 @@ def level() -> int:
 def outside_all() -> Iterator[None]:
     """A context outside of all transforms of `torch.func`."""
     with contextlib.ExitStack() as stack:
-        while in_transform():
+        while level():
             stack.enter_context(outside())
         yield
 
@@ -64,12 +59,12 @@ def in_a_transform(
     create_graph: bool,
 ) -> Any:
     """The gradients of `ignoring.grad`, if a transform of `torch.func` is around the call; else None."""
-    if not in_transform():
+    if not level():
         return None
     batch = _batch_with_masks(roots, inputs, vectors, create_graph)
     if batch:
         with outside():
-            gradients = for_each(batch, retain_graph, in_transform())
+            gradients = for_each(batch, retain_graph, level() > 0)
         return each(lambda gradient: None if gradient is None else batched_again(gradient), gradients)
     if not any(isinstance(t, Tensor) and is_wrapped(t) for t in (*roots, *tensors_in(inputs), *tensors_in(vectors))):
         with outside_all():
@@ -93,12 +88,7 @@ def _batch_with_masks(roots: Sequence[Any], inputs: Any, vectors: Any, recorded:
 def batched_by_vmap(vectors: Sequence[Any], graph: Iterable[Any]) -> list[tuple[Any, ...]]:
     """The vectors of each pass, if the innermost transform is `vmap` and the graph was made outside of it.
 
-    Args:
-        vectors: one for each root, or None.
-        graph: the roots and inputs.
-
-    Returns:
-        Tensors as they are outside of that `vmap`; an empty list in any other situation.
+    They are tensors as outside of that `vmap`; no vectors in any other situation. `graph`: the roots and inputs.
     """
     if any(isinstance(thing, Tensor) and is_wrapped(thing) for thing in graph):
         return []
@@ -127,7 +117,7 @@ def together(tensor: Tensor) -> Tensor:
     A tensor that is the same for all samples is expanded.
     """
     with contextlib.ExitStack() as stack:
-        while in_transform():
+        while level():
             transform = retrieve_current_functorch_interpreter()
             stack.enter_context(outside())
             if not isinstance(transform, VmapInterpreter):
@@ -141,7 +131,7 @@ def together(tensor: Tensor) -> Tensor:
 
 def under_vmap(samples: Tensor) -> Tensor:
     """The inverse of `together`: a batched tensor, from a tensor with all samples."""
-    if not in_transform():
+    if not level():
         return samples
     transform = retrieve_current_functorch_interpreter()
     with outside():
@@ -170,13 +160,7 @@ _REFUSED = {
 def refuse_inside(name: str, tensors: Iterable[Any], vmap_too: bool = False) -> None:
     """Raise if a transform of `torch.func` has wrapped one of the tensors: their graph and their numbers are hidden.
 
-    Args:
-        name: the function that was called.
-        tensors: its arguments.
-        vmap_too: whether `torch.vmap` is refused, too.
-
-    Raises:
-        RuntimeError: says what to use instead.
+    `torch.vmap` is refused only with `vmap_too`. The error says what to use in place of the function `name`.
     """
     kinds = [kind for tensor in tensors if isinstance(tensor, Tensor) for kind in _transforms_of(tensor)]
     kinds.sort(key=TransformType.Vmap.__eq__)  # what works in place of the others works in place of `vmap`

@@ -71,9 +71,7 @@ class Memory:
     def read(self, tensor: Tensor, how: str = "") -> tuple[Tensor, Mask]:
         """What a tensor in this storage would be, and its mask.
 
-        Args:
-            tensor: the tensor.
-            how: "in a sum" for a mask that is False at empty elements, too; "empty" for a mask of these alone.
+        `how`: "in a sum" for a mask that is False at empty elements, too; "empty" for a mask of these alone.
         """
         assert self.values is not None and self.counts is not None
         value, counts = _part(self.values, tensor), _part(self.counts, tensor)

@@ -77,8 +77,9 @@ class Taped(Opaque):
             self._lost(tape.lost)
             return super().end(results, arriving)
         values, masks = [value for value, _ in ended], [mask for _, mask in ended]
-        if torch.is_grad_enabled():
-            values, repaired = list(map(_recorded, results, masks)), values
+        if torch.is_grad_enabled():  # a result without its ignored elements is a selection for a later pass
+            selected = [r if m is None else torch.where(m, r, 0) for r, m in zip(results, masks, strict=True)]
+            values, repaired = selected, values
             if not all(map(_are_equal, values, repaired)):
                 self.reason = "it mixes ignored elements with others, and is differentiated again"
                 return super().end(results, arriving)
@@ -104,11 +105,6 @@ class Taped(Opaque):
 
     def abandon(self) -> None:
         vars(self.node).pop("apply", None)
-
-
-def _recorded(result: Any, mask: Mask) -> Any:
-    """A result without its ignored elements. For a later pass, this is a selection."""
-    return result if mask is None else torch.where(mask, result, 0)
 
 
 def _are_equal(recorded: Any, repaired: Any) -> bool:

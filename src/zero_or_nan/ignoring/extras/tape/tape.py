@@ -93,11 +93,7 @@ class _Call(NamedTuple):
 class Tape(Watching):  # type: ignore[no-untyped-call]
     """Runs the user's backward, and lasts until it is stopped: PyTorch then sums what was broadcast in the results.
 
-    Args:
-        step: the run of the backward, to which the cotangents belong.
-
-    Attributes:
-        lost: why the tape can't follow the backward; None if it can.
+    `step` is the run of the backward, to which the cotangents belong. `lost` says why the tape can't follow it.
     """
 
     supports_higher_order_operators = True
