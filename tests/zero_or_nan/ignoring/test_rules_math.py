@@ -258,3 +258,15 @@ def test_a_derivative_that_can_not_be_taken_step_by_step_is_told_of():
         x[2, 2] = nan
     with pytest.warns(UserWarning, match="LinalgCholeskyEx"):
         ignoring.grad(torch.linalg.cholesky_ex(x)[0][:2, :2].abs().sum(), x)
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("solve", ["_linalg_solve_ex", "linalg_lu_solve"])
+def test_a_matrix_that_is_not_finite_leaves_ignored_columns_out(solve, left):
+    used = torch.tensor([[True, False], [True, False]])
+    used = used if left else used.mT
+    given = Cotangent(used.float(), used)
+    factors = (torch.full((2, 2), nan), torch.tensor([1, 2], dtype=torch.int32))
+    op = getattr(torch.ops.aten, solve)
+    solution = op(factors[0], given, left=left)[0] if solve == "_linalg_solve_ex" else op(*factors, given, left=left)
+    assert torch.equal(solution.mask, used) and torch.equal(solution.value.isnan(), used)
