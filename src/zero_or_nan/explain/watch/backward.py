@@ -220,8 +220,18 @@ class Backward:
         self.findings.in_compiled = False
         with unseen():
             try:
-                where = enumerate(map(bad_of, results))
-                bad = {at: elements for at, elements in where if elements is not None}
+                bad: dict[int, Tensor] = {}
+                for at, result in enumerate(results):
+                    if type(result) is Tensor and result.dtype is torch.float32 and result.layout is torch.strided:
+                        try:  # if its memory is asked for, PyTorch does not add the next gradient to it in place
+                            total = result.sum().item()
+                        except RuntimeError:  # on the meta device, or nested
+                            continue
+                        elements = None if total - total == 0 else bad_in(result)
+                    else:
+                        elements = bad_of(result)
+                    if elements is not None:
+                        bad[at] = elements
                 if bad:
                     self._not_finite(node, results, arriving, bad)
                 if torch.is_grad_enabled():
