@@ -45,13 +45,6 @@ def fake_tensors(auto):
 
 
 @clean
-def nested_tensors_as_leaves(auto):
-    x = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], requires_grad=True)
-    auto.backward(lost(F.linear(x, torch.ones(2, 3)).relu().to_padded_tensor(0.0)))
-    return x.grad
-
-
-@clean
 def masked_tensors(auto):
     x = torch.tensor([1.0, 2.0, 100.0], requires_grad=True)
     auto.backward(as_masked_tensor(x, x < 50).exp().sum())
@@ -76,7 +69,7 @@ def inputs_in_inference_mode(auto):
     return w.grad
 
 
-# Transforms, checkpoints, hooks of saved tensors.
+# Checkpoints.
 
 
 @clean
@@ -131,19 +124,6 @@ def hooks_of_every_kind(auto):
     loss.register_hook(note("loss"))
     auto.backward(loss)
     return [order, x.grad, y.grad, z.grad, linear.weight.grad]
-
-
-# Recurrent networks, deep graphs, several losses, places for gradients.
-
-
-@clean
-def gradients_as_views_of_a_bucket(auto):
-    bucket = torch.zeros(16)
-    x, w = leaf(4), leaf(3, 4)
-    x.grad, w.grad = bucket[:4], bucket[4:].view(3, 4)
-    for _ in range(2):
-        auto.backward(lost(w.exp() @ x))
-    return [bucket, x.grad, w.grad, x.grad.data_ptr() == bucket.data_ptr()]
 
 
 @clean

@@ -6,15 +6,14 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 from plainly import both, checkpointed, leaf, lost, sliced
+from processes import HOME
 from torch.autograd.graph import saved_tensors_hooks
 from users_functions import function
 
-import zero_or_nan
 from zero_or_nan import ignoring
 from zero_or_nan.functions import graph as lifetimes
 from zero_or_nan.functions.graph import graph_from
@@ -96,16 +95,14 @@ def unpack(tensor):
 
 
 FAILURES = {
-    "hook": lambda x, fine: (x.register_hook(fail), x)[1],
-    "node hook": lambda x, fine: (x.grad_fn.register_hook(fail), x)[1],
-    "derivative": lambda x, fine: fails(x),
-    "recomputation": lambda x, fine: checkpointed(lambda x: (fail() if not fine else None, x.exp())[1], False)(x),
-    "reentrant recomputation": lambda x, fine: checkpointed(lambda x: (fail(), x.exp())[1], True)(x),
-    "derivative inside a reentrant checkpoint": lambda x, fine: checkpointed(lambda x: fails(x).exp(), True)(x),
-    "a gradient of another shape": lambda x, fine: (
-        x.register_hook(lambda g: g.new_zeros(7) if FAILING else None), x
-    )[1],
-    "unpacking at a slice": lambda x, fine: packed(sliced, x),
+    "hook": lambda x: (x.register_hook(fail), x)[1],
+    "node hook": lambda x: (x.grad_fn.register_hook(fail), x)[1],
+    "derivative": lambda x: fails(x),
+    "recomputation": lambda x: checkpointed(lambda x: (fail(), x.exp())[1], False)(x),
+    "reentrant recomputation": lambda x: checkpointed(lambda x: (fail(), x.exp())[1], True)(x),
+    "derivative inside a reentrant checkpoint": lambda x: checkpointed(lambda x: fails(x).exp(), True)(x),
+    "a gradient of another shape": lambda x: (x.register_hook(lambda g: g.new_zeros(7) if FAILING else None), x)[1],
+    "unpacking at a slice": lambda x: packed(sliced, x),
 }  # fmt: skip
 
 
@@ -119,7 +116,7 @@ def test_a_pass_that_failed_leaves_nothing_behind(failure, each_way):
     def program(auto):
         x = leaf(3, 3)
         y = checkpointed(torch.tanh, True)(x * 1) + sliced(x * 1).clamp(0.1, 3)
-        z = FAILURES[failure](y.exp() * 1, False)
+        z = FAILURES[failure](y.exp() * 1)
         z = checkpointed(torch.tanh, True)(z) + sliced(z * 1).clamp(0.1, 3)
         loss = lost(torch.linalg.cholesky(z @ z.t() + torch.eye(3)))
         FAILING.append(True)
@@ -160,57 +157,49 @@ def deep(length):
         y = y * 1.0
         if number == length // 2:
             half = y
-    return x, y, half, y.sum()
+    return {"x": x, "y": y, "half": half, "loss": y.sum()}
 
 
-def drop_the_loss_last(x, y, half, loss):
-    del x, half, y
-    del loss
-
-
-def drop_the_middle_last(x, y, half, loss):
-    del loss, x, y
-    ignoring.backward(torch.ones(2, requires_grad=True).sum())
-    del half
-
-
-def read_by_hand(x, y, half, loss):
-    node = loss.grad_fn
+def read_by_hand(node):
     for _ in range(1000):
         node = node.next_functions[0][0]
-    del loss, x, half
-    gc.collect()
-    del y
-    gc.collect()
-    del node
+    return node
 
 
-def run(way, length):
-    parts = list(deep(length))
-    ignoring.backward(parts[-1])
-    assert parts[0].grad.tolist() == [2.0, 2.0]
-    way(*[parts.pop(0) for _ in range(4)])
+def run(order, length):
+    parts = deep(length)
+    ignoring.backward(parts["loss"])
+    assert parts["x"].grad.tolist() == [2.0, 2.0]
+    for part in order.split():
+        if part == "read":
+            parts["node"] = read_by_hand(parts["loss"].grad_fn)
+        elif part == "pass":
+            ignoring.backward(torch.ones(2, requires_grad=True).sum())
+        elif part == "collect":
+            gc.collect()
+        else:
+            del parts[part]
 
 
 def start(*arguments):
-    print(*[getattr(argument, "__name__", argument) for argument in arguments], flush=True)
+    print(*arguments, flush=True)
     thread = threading.Thread(target=run, args=arguments)
     thread.start()
     thread.join()
 
 
-ways = (drop_the_loss_last, drop_the_middle_last, read_by_hand)
+orders = ["x half y loss", "loss x y pass half", "read loss x half collect y collect node"]
 threading.stack_size(1 << 19)  # where a shorter graph is too deep already
 for longest in (100_000, 50_000):
-    for way in ways:
-        start(way, 5_000)
+    for order in orders:
+        start(order, 5_000)
         gc.disable()
-        start(way, 5_000)
+        start(order, 5_000)
         gc.enable()
-    run(drop_the_loss_last, longest)
+    run(orders[0], longest)
     passes.is_safe = lambda *_: False  # the second time each pass is a careful one
 parts = deep(50_000)
-graph.held_from([parts[-1]])
+graph.held_from([parts["loss"]])
 print("done", flush=True)
 """
 
@@ -218,7 +207,7 @@ print("done", flush=True)
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_deep_graphs_are_freed():
-    script = f"import sys; sys.path.insert(0, {str(Path(zero_or_nan.__file__).parents[1])!r})\n" + DEEP
+    script = f"import sys; sys.path.insert(0, {HOME!r})\n" + DEEP
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=230)
     assert process.returncode == 0 and "done" in process.stdout, (process.stdout[-200:], process.stderr[-2000:])
 
