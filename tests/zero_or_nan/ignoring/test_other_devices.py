@@ -37,8 +37,10 @@ def playing(kernels):
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in kernels.items():
         library.impl(name, kernel, "CPU")
-    yield
-    library._destroy()
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 @pytest.fixture
