@@ -5,6 +5,8 @@ import warnings
 import torch
 from tensors import all_bits
 
+from zero_or_nan import ignoring
+
 
 def numbers(*shape, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed + 17 * len(shape) + sum(shape))
@@ -23,6 +25,30 @@ def assert_right(ours, plain, right, rtol=1e-4, atol=1e-5):
         kept = theirs.isfinite()
         assert torch.equal(all_bits(mine[kept]), all_bits(theirs[kept]))
     assert_close(ours, right, rtol, atol)
+
+
+def gradients(method, function, tensors, used=..., dtype=None):
+    """By each tensor, of a weighted sum of the used elements of a function's result."""
+    leaves = [tensor.to(dtype or tensor.dtype, copy=True).requires_grad_() for tensor in tensors]
+    output = function(*leaves)[used]
+    parts = [output.real, output.imag] if output.is_complex() else [output]
+    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=parts[0].dtype).reshape(output.shape)
+    return method(sum((part * weights).sum() for part in parts), leaves)
+
+
+def assert_fixed(function, poisoned, clean, used, rtol=1e-4, atol=1e-5, right=None):
+    """What a function makes of poison that is not used doesn't matter: next to clean tensors, in float64.
+
+    Args:
+        right: the same function in other words, for the clean tensors.
+
+    Returns:
+        The gradients of plain PyTorch.
+    """
+    ours, plain = (gradients(auto.grad, function, poisoned, used) for auto in (ignoring, torch.autograd))
+    expected = gradients(torch.autograd.grad, right or function, clean, used, torch.float64)
+    assert_right(ours, plain, expected, rtol, atol)
+    return plain
 
 
 def of_each_sequence(net, x, states, rows, lengths, loss):

@@ -19,7 +19,9 @@ def both(program):
 def seen(thing):
     """All that can be told of a result, in plain Python."""
     if isinstance(thing, (list, tuple)):
-        return [seen(part) for part in thing]
+        return type(thing)(map(seen, thing))
+    if isinstance(thing, dict):
+        return {key: seen(part) for key, part in thing.items()}
     if not isinstance(thing, Tensor):
         return thing
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():

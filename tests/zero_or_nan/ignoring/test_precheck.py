@@ -1,6 +1,7 @@
 """A graph is called harmless only where the careful pass would give plain PyTorch's very bits."""
 
 import contextlib
+import itertools
 from math import inf, nan
 from unittest import mock
 
@@ -138,63 +139,37 @@ def test_copysign_ignores_only_what_it_does_not_read():
 
 # Many nodes.
 
-
-def chain(lengths, spoilt=None, value=nan, columns=lambda turn: 3):
-    """Products with tensors of their own, one at a time spoilt where the loss does not look, and the nodes of those."""
-    x = torch.ones(2, 1, requires_grad=True)
-    nodes, total = [], 0.0
-    for turn in range(lengths):
-        factor = torch.ones(2, columns(turn))
-        if turn == spoilt:
-            factor[1, -1] = value
-        y = x * factor
-        nodes.append(y.grad_fn)
-        total = total + y[0].sum()
-    return x, total, nodes
+ALIKE = {
+    # Functions of x and a number, and harmless and dangerous numbers: tensors of many nodes are checked together.
+    "of one shape": (lambda x, number, turn: x * torch.full((2,), number), [3.0], [nan, inf, -inf]),
+    "of several": (lambda x, number, turn: x * torch.full((1 + turn % 3, 2), number), [3.0], [nan, inf, -inf]),
+    "one of them large": (
+        lambda x, number, turn: x * torch.full((1 + precheck.SMALL * (turn == 2), 2), number), [3.0], [nan, -inf]),
+    "numbers": (lambda x, number, turn: x * number, [1.01], [1e300, inf]),
+    "moderate": (lambda x, number, turn: F.silu(x + number), [1e8], [1e20, nan]),
+    "divisors, also of different signs": (
+        lambda x, number, turn: x / torch.full((2,), number), [3.0, -3.0], [1e-30, 0.0]),
+}  # fmt: skip
 
 
 @tells
-@pytest.mark.parametrize(
-    "columns",
-    [lambda turn: 3, lambda turn: 1 + turn % 3, lambda turn: precheck.SMALL * (turn == 2) + 1],
-    ids=["of one shape", "of several", "one of them large"],
-)
-def test_among_many_alike_the_dangerous_node_is_found(columns):
-    length = 501
-    assert graph_is_safe(chain(length, columns=columns)[1])
-    for spoilt, value in ((0, nan), (length // 2, inf), (length - 1, -inf)):
-        x, loss, nodes = chain(length, spoilt, value, columns)
+@pytest.mark.parametrize("kind", ALIKE)
+def test_among_many_alike_the_dangerous_node_is_found(kind):
+    function, harmless, dangerous = ALIKE[kind]
+    length, x = 501, leaf(1.0, 1.0)
+
+    def nodes(number, place):
+        results = [function(x, number if turn == place else 2.0, turn) for turn in range(length)]
+        return sum(result[..., :1].sum() for result in results), results[place].grad_fn
+
+    for number in harmless:
+        with mock.patch.object(precheck, "_accepted_here", wraps=precheck._accepted_here) as checks:
+            assert graph_is_safe(nodes(number, 3)[0])
+        assert kind not in ("of one shape", "numbers", "moderate") or checks.call_count < 40
+    for number, place in itertools.product(dangerous, (0, length // 2, length - 1)):
+        loss, node = nodes(number, place)
         unsafe = []
-        assert not is_safe(graph_from([loss]), unsafe)
-        assert set(unsafe) == {nodes[spoilt]}
-        assert ignoring.grad(loss, x)[0].isfinite().all()
-
-
-def times_number(x, number):
-    return x * number
-
-
-def silu_of(x, number):
-    return F.silu(x * torch.full((2,), number))
-
-
-def divided_by(x, number):
-    return x / torch.full((2,), number)
-
-
-@tells
-@pytest.mark.parametrize("function, number, is_safe", [
-    (times_number, 1.01, True), (times_number, 1e300, False), (times_number, inf, False),
-    (silu_of, 1e8, True), (silu_of, 1e20, False), (silu_of, nan, False),
-    (divided_by, 3.0, True), (divided_by, -3.0, True), (divided_by, 1e-30, False),
-])  # fmt: skip
-def test_the_tensors_of_many_nodes_are_checked_together(function, number, is_safe):
-    """Divisors with different signs are checked together, and then one by one."""
-    x = leaf(1.0, 1.0)
-    total = sum(function(x, number if turn == 3 else 2.0) for turn in range(500))
-    with mock.patch.object(precheck, "_accepted_here", wraps=precheck._accepted_here) as checks:
-        assert graph_is_safe(total) is is_safe
-    assert not is_safe or number < 0 or checks.call_count < 40
+        assert not is_safe(graph_from([loss]), unsafe) and set(unsafe) == {node}
 
 
 @pytest.mark.parametrize("hooked", [0, 5])

@@ -1,10 +1,11 @@
 """Losses that PyTorch computes in one operator: linear_cross_entropy in chunks, CTC, NLL; and logcumsumexp."""
 
+from functools import partial
 from math import inf, nan
 
 import pytest
 import torch
-from alone import assert_right, numbers
+from alone import assert_fixed, gradients, numbers
 from torch.nn import functional
 
 from zero_or_nan import ignoring
@@ -41,16 +42,13 @@ def test_rows_whose_losses_are_ignored_don_t_matter(form, ignore_index, with_bia
     poisoned = rows.clone()
     poisoned[3], poisoned[5, 1] = poison, poison
 
-    def gradients(method, rows, dtype=torch.float32, form=form):
-        leaves = [x.to(dtype, copy=True).requires_grad_() for x in (rows, layer, bias) if x is not None]
-        tensors = leaves if with_bias else [*leaves, None]
-        of_classes = weight.to(dtype) if with_weight else None
-        losses = loss_of_rows(*tensors, of_classes, target, form, "none", ignore_index)
-        return method(torch.where(used, losses, 0).exp().sum(), leaves)
+    def losses(form, rows, layer, bias=None):
+        of_classes = weight.to(rows.dtype) if with_weight else None
+        return loss_of_rows(rows, layer, bias, of_classes, target, form, "none", ignore_index).where(used, 0).exp()
 
-    ours, plain = gradients(ignoring.grad, poisoned), gradients(torch.autograd.grad, poisoned)
-    exact_form = "in one" if FORMS[form][1] else form
-    assert_right(ours, plain, gradients(torch.autograd.grad, rows, torch.float64, exact_form), 1e-4, 1e-4)
+    others = [layer, bias] if with_bias else [layer]
+    in_form, exact = partial(losses, form), partial(losses, "in one" if FORMS[form][1] else form)
+    plain = assert_fixed(in_form, [poisoned, *others], [rows, *others], ..., 1e-4, 1e-4, exact)
     assert poison == 3e38 or not plain[1].isfinite().all()
     assert not [warning for warning in recwarn if "could not follow" in str(warning.message)]
 
@@ -60,17 +58,15 @@ def test_rows_whose_losses_are_ignored_don_t_matter(form, ignore_index, with_bia
 def test_a_sum_of_losses_that_is_used_stays_undefined(form, with_bias):
     rows, layer, target = numbers(4, 3), numbers(5, 3), torch.tensor([0, 4, 2, 1])
     rows[1] = nan
-    ignored = torch.full((), nan)
+    tensors = [torch.full((), nan), rows, layer, *([numbers(5)] if with_bias else [])]
 
-    def gradients(method):
-        leaves = [x.clone().requires_grad_() for x in (rows, layer, *([numbers(5)] if with_bias else []), ignored)]
-        tensors = leaves[:3] if with_bias else [*leaves[:2], None]
-        losses = torch.stack([loss_of_rows(*tensors, None, target, form, "sum"), leaves[-1].exp()])
-        return method(torch.where(torch.tensor([True, False]), losses, 0).sum(), leaves)
+    def losses(ignored, rows, layer, bias=None):
+        losses = torch.stack([loss_of_rows(rows, layer, bias, None, target, form, "sum"), ignored.exp()])
+        return losses.where(torch.tensor([True, False]), 0)
 
-    ours, plain = gradients(ignoring.grad), gradients(torch.autograd.grad)
-    assert ours[-1] == 0 and plain[-1].isnan()
-    for mine, exact in zip(ours[:-1], plain[:-1], strict=True):
+    ours, plain = (gradients(auto.grad, losses, tensors) for auto in (ignoring, torch.autograd))
+    assert ours[0] == 0 and plain[0].isnan()
+    for mine, exact in zip(ours[1:], plain[1:], strict=True):
         assert torch.equal(mine.isfinite(), exact.isfinite()) and not exact.isfinite().all()
         assert torch.equal(mine[exact.isfinite()], exact[exact.isfinite()])
 
@@ -83,12 +79,6 @@ def ctc(log_probs, padded, listed, **options):
     targets = torch.stack(TARGETS) if padded else torch.cat([t[:size] for t, size in zip(TARGETS, SIZES, strict=True)])
     lengths = (FRAMES, SIZES) if listed else (torch.tensor(FRAMES), torch.tensor(SIZES))
     return functional.ctc_loss(log_probs, targets, *lengths, **options)
-
-
-def ctc_gradients(method, log_probs, used, padded, listed, dtype=torch.float32, **options):
-    leaf = log_probs.to(dtype, copy=True).requires_grad_()
-    losses = ctc(leaf, padded, listed, **options)
-    return method(losses if losses.dim() == 0 else torch.where(used, losses, 0).sum(), [leaf])
 
 
 FRAMES_LEFT = torch.arange(8)[:, None] >= torch.tensor(FRAMES)
@@ -110,12 +100,9 @@ CTC = pytest.mark.parametrize(
 def test_what_no_used_sequence_reads_does_not_matter(padded, listed, zero_infinity, spoilt, poison):
     log_probs = numbers(8, 3, 5).log_softmax(2)
     places, used = SPOILT[spoilt][0], torch.tensor(SPOILT[spoilt][1])
-    options = {"zero_infinity": zero_infinity, "reduction": "mean" if used.all() else "none", "blank": 4}
-    poisoned = log_probs.masked_fill(places, poison)
-    ours = ctc_gradients(ignoring.grad, poisoned, used, padded, listed, **options)
-    plain = ctc_gradients(torch.autograd.grad, poisoned, used, padded, listed, **options)
-    right = ctc_gradients(torch.autograd.grad, log_probs, used, padded, listed, torch.float64, **options)
-    assert_right(ours, plain, right, 1e-4, 1e-4)
+    reduction, used = ("mean", ...) if used.all() else ("none", used)
+    losses = partial(ctc, padded=padded, listed=listed, zero_infinity=zero_infinity, reduction=reduction, blank=4)
+    assert_fixed(losses, [log_probs.masked_fill(places, poison)], [log_probs], used, 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize("entry", [(3, 1, 3), (3, 1, 4), (3, 2, 2)])
@@ -124,9 +111,8 @@ def test_a_class_that_is_read_stays_undefined(padded, listed, zero_infinity, ent
     log_probs = numbers(8, 3, 5).log_softmax(2)
     log_probs[entry] = nan
     log_probs[:, 0] = nan
-    used = torch.tensor([False, True, True])
-    options = {"zero_infinity": zero_infinity, "reduction": "none", "blank": 4}
-    (ours,) = ctc_gradients(ignoring.grad, log_probs, used, padded, listed, **options)
+    losses = partial(ctc, padded=padded, listed=listed, zero_infinity=zero_infinity, reduction="none", blank=4)
+    (ours,) = gradients(ignoring.grad, losses, [log_probs], slice(1, 3))
     assert ours[entry].isnan() and not ours[:, 0].any()
 
 

@@ -6,19 +6,11 @@ from math import inf, nan
 import pytest
 import torch
 import torch.nn.functional as F
-from alone import numbers
+from alone import assert_fixed, gradients, numbers
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import function_of
 from zero_or_nan.ignoring import FUNCTIONS, Cotangent
-
-
-def gradients(method, function, inputs, used):
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    output = function(*leaves)[used]
-    weights = torch.linspace(0.5, 1.5, output.numel()).reshape(output.shape)
-    loss = (output.real * weights).sum() + (output.imag * weights).sum() if output.is_complex() else output * weights
-    return method(loss.sum(), leaves)
 
 
 def positive(*shape):
@@ -120,12 +112,7 @@ def test_the_gradient_is_that_of_the_used_part_alone_and_a_used_nan_stays(name, 
     function, clean, number, where, used = FAMILIES[name]
     poisoned = [tensor.clone() for tensor in clean]
     poisoned[number][where] = poison
-    wanted = gradients(torch.autograd.grad, function, clean, used)
-    plain = gradients(torch.autograd.grad, function, poisoned, used)
-    for ours, exact, expected in zip(gradients(ignoring.grad, function, poisoned, used), plain, wanted, strict=True):
-        kept = exact.isfinite()
-        assert torch.equal(ours[kept], exact[kept])
-        torch.testing.assert_close(ours[~kept], expected[~kept], rtol=1e-3, atol=1e-4)
+    plain = assert_fixed(function, poisoned, clean, used, 1e-3, 1e-4)
     for masked in gradients(partial(ignoring.grad, ignored="masked"), function, poisoned, used):
         assert not masked.get_data()[~masked.get_mask()].any()
     if poison != poison:
@@ -270,3 +257,39 @@ def test_a_matrix_that_is_not_finite_leaves_ignored_columns_out(solve, left):
     op = getattr(torch.ops.aten, solve)
     solution = op(factors[0], given, left=left)[0] if solve == "_linalg_solve_ex" else op(*factors, given, left=left)
     assert torch.equal(solution.mask, used) and torch.equal(solution.value.isnan(), used)
+# Numbers with a scale that is learnt.
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+def test_quantized_with_a_scale_that_is_learnt(axis):
+    """Clipped values, among them NaN, are ignored, and so is a channel: its scale is NaN, and its values' root."""
+    channels = 1 if axis is None else 3
+    x = torch.tensor([[0.25, 4.0, 0.0], [0.16, 1e6, 0.0], [nan, 2.25, 0.5]], requires_grad=True)
+    scale, divisor = torch.full((channels,), 0.1).requires_grad_(), torch.ones(channels)
+    zero = torch.zeros(channels, requires_grad=True)
+    kept = torch.ones(3, 3, dtype=torch.bool)
+    if axis is None:
+        kept[1] = False
+        kept[0, 2] = False
+        out = torch._fake_quantize_learnable_per_tensor_affine(x.sqrt(), scale, zero, -8, 8, 1.0)
+    else:
+        kept.select(axis, 1).fill_(False)
+        kept[0, 2] = kept[1, 2] = False
+        divisor[1] = scale.data[1] = 0
+        out = torch._fake_quantize_learnable_per_channel_affine(x.sqrt(), scale / divisor, zero, axis % 2, -8, 8, 1.0)
+    ignoring.backward(out[kept].sum())
+    opened = kept & (x.detach().sqrt() < 0.8)
+    slopes = torch.where(opened, 0.5 / x.detach().sqrt(), 0.0)
+    assert torch.allclose(x.grad, slopes)
+    per_entry = torch.where(opened, (out.detach() - x.detach().sqrt()) / 0.1, torch.where(x.isnan(), -8.0, 8.0))
+    per_entry = torch.where(kept, per_entry, 0.0).detach()
+    wanted = per_entry.sum().view(1) if axis is None else per_entry.sum(1 - axis % 2)
+    assert torch.allclose(scale.grad, wanted, atol=1e-4) and zero.grad.isfinite().all()
+    assert axis is None or scale.grad[1] == zero.grad[1] == 0
+
+
+def test_what_is_clipped_is_ignored_where_all_is_used():
+    x = torch.tensor([0.25, -1.0], requires_grad=True)
+    scale, zero = torch.tensor([0.1]), torch.tensor([0.0])
+    ignoring.backward(torch._fake_quantize_learnable_per_tensor_affine(x.sqrt(), scale, zero, -8, 8, 1.0).sum())
+    assert x.grad.tolist() == [1.0, 0.0]

@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 import torch
-from alone import assert_right
+from alone import assert_fixed, assert_right, gradients
 from torch.nn.functional import grid_sample
 
 from zero_or_nan import ignoring
@@ -36,11 +36,8 @@ def samples(dims, seed=0):
     return image, torch.rand((2, *(3,) * dims, dims), generator=generator) * 2.4 - 1.2
 
 
-def gradients(method, image, grid, used, way, dtype=torch.float32):
-    image, grid = (x.to(dtype, copy=True).requires_grad_() for x in (image, grid))
-    output = grid_sample(image, grid, *way[1:])
-    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=dtype).reshape(output.shape)
-    return method((torch.where(used, output, 0) * weights).sum(), (image, grid))
+def sampler(way):
+    return lambda image, grid: grid_sample(image, grid, *way[1:])
 
 
 def leads_out_of_memory(way, poison):
@@ -62,10 +59,8 @@ def test_pixels_that_no_used_output_reads_don_t_matter(way, poison):
 
     used = (sampled(0.7) == sampled(-2.7)) & (sampled(0.7) == sampled(poison))
     assert used.any() and not used.all(1).all()
-    poisoned = image.masked_fill(pixels, poison)
-    ours, plain = (gradients(auto.grad, poisoned, grid, used, way) for auto in (ignoring, torch.autograd))
-    right = gradients(torch.autograd.grad, image.masked_fill(pixels, 0.3), grid, used, way, torch.float64)
-    assert_right(ours, plain, right, 1e-3, 1e-4)
+    poisoned, clean = (image.masked_fill(pixels, number) for number in (poison, 0.3))
+    plain = assert_fixed(sampler(way), [poisoned, grid], [clean, grid], used, 1e-3, 1e-4)
     if poison != 3e38 and way[1] != "nearest":  # whose gradient of the grid is 0
         assert not plain[1].isfinite().all()
 
@@ -78,18 +73,20 @@ def test_an_ignored_place_does_not_matter(way, poison):
     poisoned, used = grid.clone(), torch.ones((2, 3, *grid.shape[1:-1]), dtype=torch.bool)
     poisoned[0, 1], used[0, :, 1] = poison, False
     crashes = leads_out_of_memory(way, poison)
-    ours = gradients(ignoring.grad, image, poisoned, used, way)
-    right = gradients(torch.autograd.grad, image, grid, used, way, torch.float64)
-    plain = ours if crashes else gradients(torch.autograd.grad, image, poisoned, used, way)
-    assert_right(ours, plain, right, 1e-3, 1e-4)
+
+    def found(method, places, dtype=torch.float32):
+        return gradients(method, lambda *given: sampler(way)(*given).where(used, 0), (image, places), ..., dtype)
+
+    ours, right = found(ignoring.grad, poisoned), found(torch.autograd.grad, grid, torch.float64)
+    assert_right(ours, ours if crashes else found(torch.autograd.grad, poisoned), right, 1e-3, 1e-4)
     if crashes or poison == 3e38:
         return
     used[0, 2, 1] = True
-    ours, plain = (gradients(auto.grad, image, poisoned, used, way) for auto in (ignoring, torch.autograd))
+    ours, plain = found(ignoring.grad, poisoned), found(torch.autograd.grad, poisoned)
     torch.testing.assert_close(ours[0][0, :2], right[0][0, :2].float(), rtol=1e-3, atol=1e-4)
     assert torch.equal(ours[1].isfinite(), plain[1].isfinite())
     used[0, :, 1] = True
-    all_used = gradients(torch.autograd.grad, image, poisoned, used, way)
+    all_used = found(torch.autograd.grad, poisoned)
     torch.testing.assert_close(ours[0][0, 2], all_used[0][0, 2], rtol=0, atol=0, equal_nan=True)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from comparing import BAD, GOOD, STEPS, compare, compared, is_used, loss_of, network, state, steps
+from comparing import BAD, GOOD, STEPS, compared, is_used, loss_of, network, state, steps
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.checkpoint import checkpoint
 
@@ -28,21 +28,19 @@ MIXED_PRECISION = pytest.mark.setup(
 
 
 @MIXED_PRECISION
-def test_mixed_precision():
-    def train(ignoring, rows):
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.float16):
-                loss = loss_of(model, rows)
-            ignoring.backward(scaler.scale(loss))
-            scaler.step(optimizer)
-            scaler.update()
-        return state(model, loss)
-
-    compare(train, rtol=2e-3, atol=2e-4)
+@compared(rtol=2e-3, atol=2e-4)
+def test_mixed_precision(ignoring, rows):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = loss_of(model, rows)
+        ignoring.backward(scaler.scale(loss))
+        scaler.step(optimizer)
+        scaler.update()
+    return state(model, loss)
 
 
 @pytest.mark.setup(
@@ -108,14 +106,11 @@ def test_gradient_accumulation(ignoring, rows):
 def test_gradient_clipping(ignoring, rows):
     model = network()
     params = list(model.parameters())
-    optimizer = torch.optim.SGD(params, lr=0.1)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
+    for _ in steps(model):
         loss = loss_of(model, rows)
         ignoring.backward(loss)
         clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
         clip_grad_value_(params, 0.1)
-        optimizer.step()
     return state(model, loss)
 
 

@@ -1,8 +1,9 @@
-"""Recurrent kernels of other devices, played by this processor: next to each used sequence alone, in float64.
+"""Kernels of other devices, played by this processor: next to what is used alone, in float64.
 
 Each is registered for the processor's tensors while a test runs, so that PyTorch's own nodes and formulas call it.
 """
 
+import contextlib
 import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 import torch
 from alone import assert_close, of_each_sequence
 from torch import nn
+from torch.nn import functional as F
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import Cotangent
@@ -30,13 +32,21 @@ def with_autograd(function):
     return kernel
 
 
+@contextlib.contextmanager
+def playing(kernels):
+    library = torch.library.Library("aten", "IMPL")
+    for name, kernel in kernels.items():
+        library.impl(name, kernel, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
 @pytest.fixture
 def played():
-    library = torch.library.Library("aten", "IMPL")
-    for name, kernel in KERNELS.items():
-        library.impl(name, kernel, "CPU")
-    yield
-    library._destroy()
+    with playing(KERNELS):
+        yield
 
 
 def net_of(mode, layers, both_ways, bias=True, projected=0):
@@ -284,3 +294,52 @@ def test_a_gate_that_a_cell_alone_does_not_need_is_ignored(played):
     to_cell = Cotangent(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool))
     to_gates, *_ = aten._thnn_fused_lstm_cell_backward_impl(None, to_cell, before, after, saved, True)
     assert to_gates.mask[:, :6].all() and not to_gates.mask[:, 6:].any()
+
+
+# Other kernels.
+
+
+def cotangent(value, mask):
+    return Cotangent(value * mask, mask.expand(value.shape))
+
+
+def test_a_grid_by_another_library():
+    torch.manual_seed(0)
+    grad, mask = torch.randn(2, 4, 5, 2), torch.tensor([True, False])
+
+    def kernel(grad, n, c, h, w):
+        return aten.affine_grid_generator_backward(grad, [n, c, h, w], True)
+
+    place = torch.zeros(2, 4, 5, 1, dtype=torch.bool)
+    place[0, 2, 3] = True
+    for used in (mask.view(2, 1, 1, 1), mask, place):  # an image, a coordinate, a place
+        with playing({"cudnn_affine_grid_generator_backward": kernel}):
+            result = aten.cudnn_affine_grid_generator_backward(cotangent(grad, used), 2, 3, 4, 5)
+        assert torch.equal(result.value, kernel(grad * used, 2, 3, 4, 5))
+        wanted = mask.view(1, 2, 1) if used is mask else mask.view(2, 1, 1)
+        assert torch.equal(result.mask, wanted.expand(2, 2, 3))
+
+
+def test_a_batch_norm_by_another_library():
+    torch.manual_seed(0)
+    images, grad, weight = torch.randn(3, 2, 4), torch.randn(3, 2, 4), torch.rand(2)
+    images[:, 1] = nan  # a channel that is ignored
+    mean, deviation = images.mean((0, 2)), images.var((0, 2), correction=0)
+    saved = mean, (deviation + 1e-5).rsqrt()
+
+    def kernel(images, grad, weight, mean, var, save_mean, save_var, epsilon):
+        how = (mean, var, save_mean, save_var, True, epsilon, [True] * 3)
+        return aten.native_batch_norm_backward(grad, images, weight, *how)
+
+    mask = torch.tensor([True, False]).view(2, 1)
+    given = images, cotangent(grad, mask), weight, None, None, *saved, 1e-5
+    with playing({"miopen_batch_norm_backward": kernel}):
+        to_images, to_weight, to_bias = aten.miopen_batch_norm_backward(*given)
+    exact, exact_weight = images[:, :1].double().requires_grad_(), weight[:1].double().requires_grad_()
+    bias = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    (F.batch_norm(exact, None, None, exact_weight, bias, True) * grad[:, :1]).sum().backward()
+    assert_close(
+        [to_images.value[:, :1], to_weight.value[:1], to_bias.value[:1]], [exact.grad, exact_weight.grad, bias.grad]
+    )
+    assert not (to_images.value[:, 1].any() or to_weight.value[1] or to_bias.value[1])
+    assert to_images.mask[:, 0].all() and not to_images.mask[:, 1].any()
