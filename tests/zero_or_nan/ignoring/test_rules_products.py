@@ -96,3 +96,24 @@ def test_a_base_that_is_read_or_multiplied_by_a_zero_that_was_computed_is_used()
     for used in (torch.addmm(zeros.sqrt(), x, x), torch.addmm(x, zeros.sqrt(), x, alpha=0), zeros.sqrt() * 0 + x):
         (ours,) = ignoring.grad(used.sum(), zeros)
         assert not ours.isfinite().any()
+
+
+NUMBERS = {
+    "NaN in both": ([0.0, -0.0, 1.0, -2.0, nan], [0.0, 1.0, 3.0, nan]),
+    "NaN and inf in both": ([0.0, 1.0, -2.0, nan, inf, -inf], [0.0, 1.0, -1.0, nan, inf, -inf]),
+    "NaN in many": ([1.0, nan], [2.0, nan]),
+    "NaN in the saved one": ([0.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0, nan]),
+}
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_used_elements_that_meet_what_is_not_finite(numbers):
+    torch.manual_seed(0)
+    few = [torch.tensor(each) for each in NUMBERS[numbers]]
+    for share in (0.2, 0.5, 0.9, 1.0) * 5:
+        used = torch.rand(3, 4) < share
+        cotangent = torch.where(used, few[0][torch.randint(len(few[0]), (3, 4))], 0.0)
+        saved = few[1][torch.randint(len(few[1]), (4, 2))]
+        terms = torch.where(used[:, :, None], cotangent[:, :, None].double() * saved.double(), 0.0)
+        product = ignoring.Cotangent(cotangent, used) @ saved
+        torch.testing.assert_close(product.value.double(), terms.sum(1), equal_nan=True)
