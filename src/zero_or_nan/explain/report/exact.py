@@ -22,7 +22,7 @@ from ..births.arithmetic import limit, number
 from ..births.call import Call, in_order
 from ..births.chain import Chain, Run
 from ..program.expression import expression_at
-from ..program.tensors import not_finite, without_side_effects
+from ..program.tensors import are_finite, not_finite, without_side_effects
 from .precise import Precise, TooHardError
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -47,6 +47,11 @@ class Outcome(NamedTuple):
     def parts(self) -> list[Tensor]:
         """The value, and then the gradients."""
         return [self.value, *self.gradients.values()]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the value and all gradients are finite."""
+        return are_finite(self.parts)
 
     def filled(self, other: Outcome) -> Outcome:
         """The outcome with the numbers of another one where it has none: 1 - sigmoid(40) is 0 in float64, too."""
@@ -170,16 +175,15 @@ class Lost(NamedTuple):
         fits: whether the dtype has room for it.
         how: how a number on the way to it was lost, as a sentence.
         is_beyond: whether float64 has no number either.
-        call, result: the first call that gave 0 or an infinity for another number, and what it gave; None if a number
-            was only rounded.
+        key: the identity of the first result in the chain that is 0 or an infinity in place of another number; None if
+            a number was only rounded.
     """
 
     exact: str
     fits: bool
     how: str
     is_beyond: bool = False
-    call: Call | None = None
-    result: Tensor | None = None
+    key: int | None = None
 
     def __str__(self) -> str:
         return f"and {self.exact}: {self.how}"
@@ -216,7 +220,7 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
         lost = torch.isfinite(value) & (((actual == 0) & (value != 0)) | actual.isinf())
         if bool(lost.any()):
             at = tuple(lost.nonzero()[0].tolist())
-            return Lost(right, fits, _sentence(call, actual, value, at) + too, is_beyond, call, made)
+            return Lost(right, fits, _sentence(call, actual, value, at) + too, is_beyond, key)
     is_large = size > torch.finfo(dtype).max
     return Lost(right, fits, too_large if is_large else f"{name} loses a number on the way to it{too}", is_beyond)
 

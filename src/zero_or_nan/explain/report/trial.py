@@ -23,10 +23,9 @@ from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.tensors import extra, not_finite, without_side_effects
 from .exact import CLOSE, Lost, Outcome, cured, exactly, lost_on_the_way, measured, outcome
-from .floors import constant_lost, floor_under, larger_constant
 from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
-from .widening import widened
+from .widening import constant_lost, floor_under, larger_constant, widened
 
 MOST_ELEMENTS = 5_000_000
 """The size of the operands from which on nothing is tried."""
@@ -123,7 +122,9 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
         return Advice(text, best.replaces, exact, tried=(best, *others[:1]))
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
-    wider = widened(chains, len(near), module) or (constant and larger_constant(constant, failed))
+    wider = widened(chains, len(near), module)
+    if wider is None and lost is not None and constant is not None:
+        wider = larger_constant(constant, lost, failed)
     if wider is not None:
         return Advice(*wider, exact, situation=situation)
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
