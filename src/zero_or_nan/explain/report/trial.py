@@ -3,27 +3,33 @@
 The chain of calls runs in float64, which has room for what was too large, too small or rounded in the program. Where
 that gives a number and a gradient, a rewrite must give the same ones. Where it gives none, the rewrite must say what it
 chooses. On ordinary numbers beside the reader's, the rewrite must agree with the program's own computation.
+
+A rewrite fits if its pattern is that of a call and of those before it. Its code is the line of the failed call once
+more, with the rewrite in it.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...functions.rewrites import REWRITES, Rewrite
+from ...functions.rewrites import REWRITES, Rewrite, function_in, operands_in
 from ..births.arithmetic import number
-from ..births.call import Call
+from ..births.call import Call, arranged, in_order
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
-from ..program.tensors import extra, not_finite, without_side_effects
+from ..program.expression import Expression, expression_at
+from ..program.scope import can_come_before, free_name, has_functional, is_rebound
+from ..program.tensors import are_finite, extra, not_finite, tensors_in, without_side_effects
 from .exact import CLOSE, Lost, Outcome, cured, exactly, lost_on_the_way, measured, outcome
-from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
 from .widening import constant_lost, floor_under, larger_constant, widened
 
@@ -58,6 +64,10 @@ class Tried(NamedTuple):
     is_bound: bool = False
     beyond: str = ""
     is_whole: bool = False
+
+    @property
+    def measured(self) -> str:
+        return f"value {number(self.value)}, gradient {number(self.gradient)}"
 
 
 class Advice(NamedTuple):
@@ -157,15 +167,13 @@ def _is_alike(one: Tried, other: Tried) -> bool:
 
 def _or(found: Tried) -> str:
     """Another choice, as a comment."""
-    measured = f"value {number(found.value)}, gradient {number(found.gradient)}"
-    return "\n".join(f"# {line}" for line in (f"or: {found.choice} ({measured})", *found.line.splitlines()))
+    return "\n".join(f"# {line}" for line in (f"or: {found.choice} ({found.measured})", *found.line.splitlines()))
 
 
 def _told(found: Tried) -> str:
-    measured = f"value {number(found.value)}, gradient {number(found.gradient)}"
     if found.choice:
-        return f"# a choice: {found.choice}. Tried on your numbers: {measured}\n{found.line}"
-    return f"# tried on your numbers: {measured}{'' if found.beyond else ', as in float64'}\n{found.line}"
+        return f"# a choice: {found.choice}. Tried on your numbers: {found.measured}\n{found.line}"
+    return f"# tried on your numbers: {found.measured}{'' if found.beyond else ', as in float64'}\n{found.line}"
 
 
 def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[Tried]:
@@ -192,18 +200,17 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
         before = outcome(chain.run(given=given), given)
         exact, _, in_float64 = exactly(chain, before, given)
         beyond = ""
-        if not rewrite.choice and not any(bool(not_finite(tensor).any()) for tensor in given.values()):
+        if not rewrite.choice and are_finite([*given.values()]):
             wide = _by_rewrite(rewrite, names, chain, given, torch.float64)
             exact = exact.filled(outcome(wide))
             beyond, _ = cured(in_float64, exact, wide)
         rewritten = _by_rewrite(rewrite, names, chain, given, None)
         after = outcome(rewritten)
-        if all(bool(torch.isfinite(part).all()) for part in before.parts):
+        if before.is_finite:
             return None  # it does not fail by itself: what arrived in backward was too large
         is_exact = after.value.shape == before.value.shape and _agrees(after, before, exact, False)
         if not is_exact:
-            is_known = all(bool(torch.isfinite(part).all()) for part in exact.parts)
-            may_choose = rewrite.choice and (lost is None or not lost.fits or is_known)
+            may_choose = rewrite.choice and (lost is None or not lost.fits or exact.is_finite)
             if not may_choose or after.value.shape != before.value.shape or not _agrees(after, before, exact, True):
                 return None
             if not all(_keeps(later, chain.call, after.value) for later in chains) or not _is_limit(chain, after.value):
@@ -302,8 +309,7 @@ def _drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator
 
 def _is_near(after: Outcome, program: Outcome) -> bool:
     """Whether a rewrite gives what the program gives, where that gives numbers. Both are in float64."""
-    pairs = [(after.value, program.value), *((after.gradients[key], found) for key, found in program.gradients.items())]
-    for now, was in pairs:
+    for now, was in zip(after.parts, program.parts, strict=True):
         known = torch.isfinite(was)
         if not torch.allclose(now[known], was[known], rtol=1e-7, atol=1e-9):
             return False
@@ -312,23 +318,152 @@ def _is_near(after: Outcome, program: Outcome) -> bool:
 
 def _agrees(after: Outcome, before: Outcome, exact: Outcome, chooses: bool) -> bool:
     """Whether what a rewrite gives is finite, and is what exact arithmetic gives, if that gives a number."""
-    pairs = [(after.value, before.value, exact.value)]
-    pairs += [(after.gradients[name], before.gradients[name], exact.gradients[name]) for name in exact.gradients]
-    for now, was, right in pairs:
-        if bool(not_finite(now).any()):
-            return False
+    for now, was, right in zip(after.parts, before.parts, exact.parts, strict=True):
         known = torch.isfinite(right.to(was.dtype))
-        # There is no such number, or the dtype has none. The program had none either, and the rewrite chooses one.
-        if not chooses and not bool(known.all()):
+        # Elsewhere there is no such number, or the dtype has none. The program had none either: a rewrite chooses one.
+        if not are_finite(now) or not chooses and not bool(known.all()):
             return False
-        rtol, atol = CLOSE.get(was.dtype, 1e-4), _least(was, right)
+        finite = right[torch.isfinite(right)]
+        largest = min(float(finite.abs().max()), 1.0) if finite.numel() else 0.0
+        rtol, atol = CLOSE.get(was.dtype, 1e-4), torch.finfo(was.dtype).eps * largest  # of rounding
         if not torch.allclose(now.double()[known], right[known], rtol=rtol, atol=atol):
             return False
     return True
 
 
-def _least(was: Tensor, right: Tensor) -> float:
-    """The absolute difference that rounding the largest number explains."""
-    finite = right[torch.isfinite(right)]
-    largest = float(finite.abs().max()) if finite.numel() else 0.0
-    return torch.finfo(was.dtype).eps * min(largest, 1.0)
+# The calls that a rewrite fits, and the line with it.
+
+
+class Match(NamedTuple):
+    """A way in which a pattern fits the calls.
+
+    Attributes:
+        names: what its names stand for: tensors of the chain, and numbers.
+        replaced: the calls that it replaces, the last one first.
+    """
+
+    names: Mapping[str, Any]
+    replaced: tuple[Call, ...]
+
+
+def matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) -> Iterator[Match]:
+    """The ways in which a pattern fits a call, and the calls before it."""
+    if call is None or call.name != function_in(pattern):
+        return
+    written, names = operands_in(pattern), dict(match.names)
+    given, options, unusual = arranged(call)
+    for keyword in pattern.keywords if isinstance(pattern, ast.Call) else ():
+        names[ast.unparse(keyword.value)] = options.get(str(keyword.arg))
+        unusual -= {keyword.arg}
+    if isinstance(written[-1], ast.Name) and written[-1].id == "dim":
+        parameters = ["p", "dim", "keepdim"] if call.name == "norm" else ["dim", "keepdim"]
+        options |= dict(zip(parameters, given[1:], strict=False))
+        names |= {"dim": options.get("dim"), "keepdim": options.get("keepdim", False)}
+        written, given, unusual = written[:-1], given[:1], unusual - {"dim", "keepdim"}
+        if names["dim"] is None or options.get("p") not in (None, 2, "fro"):
+            return
+    if len(given) == len(written) and not unusual - {"dtype"}:
+        for order in [given, given[::-1]] if call.name in ("add", "mul") else [given]:
+            pairs = list(zip(written, order, strict=True))
+            yield from _matches_of_each(pairs, chain, Match(names, (*match.replaced, call)))
+
+
+def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match: Match) -> Iterator[Match]:
+    """The ways in which each part of a pattern fits an operand."""
+    if not pairs:
+        yield match
+        return
+    (part, thing), *rest = pairs
+    if isinstance(part, ast.Name):
+        known = match.names.get(part.id, thing)
+        if known is thing or not isinstance(thing, Tensor) and not isinstance(known, Tensor) and known == thing:
+            yield from _matches_of_each(rest, chain, match._replace(names={**match.names, part.id: thing}))
+    elif isinstance(part, ast.Constant):
+        if not isinstance(thing, Tensor) and thing == part.value:
+            yield from _matches_of_each(rest, chain, match)
+    elif isinstance(thing, Tensor):
+        for inner in matches(part, chain.of(thing), chain, match):
+            yield from _matches_of_each(rest, chain, inner)
+
+
+def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
+    """The user's line with the rewrite in it, and its number; or the rewrite with a remark, if it can't be read."""
+    call, names = match.replaced[0], match.names
+    tensors = [name for name, thing in names.items() if any(True for _ in tensors_in(thing))]
+    expression = expression_at(call.place, call.name)
+    texts = {} if expression is None or not expression.is_whole else _texts(tensors, match, expression)
+    before = []
+    for name in [name for name in tensors if name in texts and not texts[name].isidentifier()]:
+        if expression is None or len(re.findall(rf"\b{name}\b", rewrite.code)) == 1:
+            continue
+        if not expression.has_scope and can_come_before(call.place):
+            free = free_name(name, call.place)
+            before.append(f"{free} = {texts[name]}")  # it is written once
+            texts[name] = free
+        elif "(" in texts[name]:
+            del texts[name]  # a call would run several times
+    unknown = [name for name in tensors if name not in texts]
+    written = texts | {name: free_name(name, call.place) for name in unknown}
+    written |= {name: repr(thing) for name, thing in names.items() if name not in tensors}
+    source = rewrite.code
+    if not has_functional(call.place):
+        source = re.sub(r"\bF\.", "torch.nn.functional.", source)
+    code = _short(ast.unparse(_Named(written).visit(ast.parse(source, mode="eval").body)))
+    if expression is not None and expression.is_whole and not unknown:
+        return "\n".join([*before, expression.replaced_by(code)]), call.place.line
+    where = [
+        f"# {written[name]} is an operand of {of.name} in line {of.place.line}"
+        for name, (of, _) in _uses(unknown, match)
+    ]
+    return "\n".join([f"# in place of {call.name} in line {call.place.line}", *where, *before, code]), None
+
+
+def _texts(names: Sequence[str], match: Match, last: Expression) -> dict[str, str]:
+    """The user's expression for each name, if it means the same tensor in the expression of the last call."""
+    end, texts = match.replaced[0].place, {}
+    for name, (call, at) in _uses(names, match):
+        expression = expression_at(call.place, call.name)
+        operands = [] if expression is None else expression.operands()
+        if expression is None or call.place.code is not end.code or call.is_old or at >= len(operands):
+            continue
+        is_inside = call.place.line == end.line and last.start <= expression.start <= expression.end <= last.end
+        is_again = call.place.line != end.line and "(" in operands[at]  # a call would run a second time
+        has_scope = expression.has_scope or last.has_scope
+        if is_inside or not (is_again or has_scope or is_rebound(operands[at], call.place, end)):
+            texts[name] = operands[at]
+    return texts
+
+
+def _uses(names: Sequence[str], match: Match) -> Iterator[tuple[str, tuple[Call, int]]]:
+    """For each name, the call that it is an operand of, and its position there."""
+    for name in names:
+        for call in match.replaced:
+            at = next((at for at, each in enumerate(in_order(call)) if each is match.names[name]), None)
+            if at is not None:
+                yield name, (call, at)
+                break
+
+
+def _short(code: str) -> str:
+    """Code with double quotes, and without zeros in exponents, if it means the same then."""
+    short = code.replace("e-0", "e-").replace("'", '"')
+    with contextlib.suppress(SyntaxError):
+        if ast.dump(ast.parse(short)) == ast.dump(ast.parse(code)):
+            return short
+    return code
+
+
+class _Named(ast.NodeTransformer):
+    """Puts the user's expressions in the place of names."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+
+    def visit_keyword(self, node: ast.keyword) -> ast.keyword | None:
+        """A `keepdim` of False is left out."""
+        node = ast.keyword(node.arg, self.visit(node.value))
+        return None if ast.unparse(node) == "keepdim=False" else node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        text = self.texts.get(node.id)
+        return node if text is None else ast.parse(text, mode="eval").body
