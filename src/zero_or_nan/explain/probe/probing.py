@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -28,7 +29,6 @@ from ..report.report import Origin, place
 from .candidates import ROWS, Candidate, Change, Input, Kind, candidates, is_within, kind_of
 from .finding import Edge, Finding, ProbeReport, distance, test_of
 from .loss import Case, Key, Loss
-from .progress import Progress
 
 MOST_EDGES = 50
 """How many calls the gradient is followed to."""
@@ -55,6 +55,15 @@ _FIRST_ROWS = 100
 
 _MOST_PARTS = 64
 _MOST_KEPT = 1_000_000
+
+_LONG = 2.0
+"""Searches of fewer seconds say nothing while they run."""
+
+_SURE = 0.5
+"""The seconds after which the time of a run is trusted: the first runs take longer."""
+
+_BETWEEN = 0.1
+"""The seconds between two counts on a terminal."""
 
 
 def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed: int = 0) -> ProbeReport:
@@ -90,20 +99,20 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
     """
     if not seconds > 0:
         raise ValueError(f"seconds={seconds!r} is not positive: give the search some time")
-    began = time.monotonic()
-    search = Search(Loss(loss_fn, inputs, seed), began + seconds, Progress(seconds))
-    with search.loss.kept(), contextlib.closing(search.progress):
+    search = Search(Loss(loss_fn, inputs, seed), seconds)
+    with search.loss.kept(), search.counted():
         if not search.run():
             search.report.notes.append(TIME_IS_UP.format(seconds))
-    search.report.runs, search.report.seconds = search.loss.runs, time.monotonic() - began
+    search.report.runs, search.report.seconds = search.loss.runs, search.spent()
     return search.report
 
 
 class Search:
     """One search: it tries cases, and keeps the nearest case of each finding."""
 
-    def __init__(self, loss: Loss, ends: float, progress: Progress) -> None:
-        self.loss, self._ends, self.progress = loss, ends, progress
+    def __init__(self, loss: Loss, seconds: float) -> None:
+        self.loss, self._seconds, self._began = loss, seconds, time.monotonic()
+        self._is_long, self._counted = False, 0.0
         self.report = ProbeReport()
         self.kinds = [kind_of(each, not wants) for each, wants in zip(loss.example.tensors, loss.wants, strict=True)]
         self._kept: set[Key] = set()
@@ -121,21 +130,49 @@ class Search:
         fail_alone: set[Change] = set()  # what fails alone says nothing new together with another change
         given = self._inputs()
         count = sum(1 for _ in candidates(example, *given, lambda case: []))  # without those that need a run
-        is_slow = time.monotonic() + count * self.loss.seconds > self._ends
+        is_slow = self.spent() + count * self.loss.seconds > self._seconds
         likely = candidates(example, *given, self.loss.used, is_slow)
         # Training brings the loss itself to 0, and then no triplet of a batch may count any more. All elements change.
         trained = map(Candidate, towards(self.loss, self.kinds, lambda loss, calls: loss.reshape(1)))
+        first = self.spent()
         for tried, candidate in enumerate(itertools.chain(likely, self._towards(edges[:MOST_EDGES]), trained)):
             if self._is_over():
                 return False
-            self.progress.show(self.loss.seconds, tried, count)
+            each = min(self.loss.seconds, (self.spent() - first) / tried) if tried else self.loss.seconds
+            self._say(tried, count, each)
             if fail_alone.isdisjoint(candidate.changes) and self.loss.fails(candidate.case):
                 fail_alone.update(candidate.changes if len(candidate.changes) == 1 else ())
                 self._look_at(candidate)
         return True
 
+    def spent(self) -> float:
+        """The seconds since the search began."""
+        return time.monotonic() - self._began
+
     def _is_over(self) -> bool:
-        return time.monotonic() > self._ends
+        return self.spent() > self._seconds
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """While entered, a long search may count on a terminal."""
+        try:
+            yield
+        finally:
+            if self._is_long and sys.stderr.isatty():
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def _say(self, tried: int, count: int, each: float) -> None:
+        """Say once how long the search will take if that is long, and count the inputs on a terminal."""
+        spent = self.spent()
+        total = spent + each * max(0, count - tried)
+        if not self._is_long and self._seconds >= _LONG < total and spent > _SURE:
+            self._is_long = True
+            ends = f", but the search stops after {self._seconds:g}" if total > self._seconds else ""
+            said = f"explain.probe tries about {count} inputs, which takes about {total:.0f} seconds{ends}"
+            print(said, file=sys.stderr, flush=True)
+        if self._is_long and spent - self._counted > _BETWEEN and sys.stderr.isatty():
+            self._counted = spent
+            print(f"\r{tried} inputs tried", end="", file=sys.stderr, flush=True)
 
     def _inputs(self) -> tuple[list[Input], list[Input]]:
         """The inputs, and the parameters."""
