@@ -10,7 +10,7 @@ import ast
 import contextlib
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -66,8 +66,7 @@ def outcome(run: Run, of: Container[int] | None = None) -> Outcome:
     found: dict[tuple[int, int], Tensor] = {}
     latest = [run.result]
     for order in range(1, run.order + 1):
-        weights = [_weights(each) for each in latest]
-        latest = _gradients(run, latest, list(leaves.values()), weights, order < run.order)
+        latest = _gradients(run, latest, list(leaves.values()), map(_weights, latest), order < run.order)
         found.update({(key, order): each.detach() for key, each in zip(leaves, latest, strict=True)})
     return Outcome(run.result.detach(), found)
 
@@ -110,7 +109,7 @@ def measured(before: Outcome, run: Run) -> tuple[float, float]:
 
 
 def _gradients(
-    run: Run, results: Sequence[Tensor], leaves: list[Tensor], weights: Sequence[Tensor], is_recorded: bool = False
+    run: Run, results: Sequence[Tensor], leaves: list[Tensor], weights: Iterable[Tensor], is_recorded: bool = False
 ) -> list[Tensor]:
     pairs = [(result, weight) for result, weight in zip(results, weights, strict=True) if result.requires_grad]
     if not leaves or not pairs:
@@ -122,13 +121,7 @@ def _gradients(
 
 
 class Exact(NamedTuple):
-    """What a chain gives in exact arithmetic.
-
-    Attributes:
-        found: the outcome.
-        run: the run that gave it.
-        in_float64: the outcome in float64.
-    """
+    """What a chain gives in exact arithmetic, the run that gave it, and what the chain gives in float64."""
 
     found: Outcome
     run: Run
@@ -192,9 +185,12 @@ class Lost(NamedTuple):
 def lost_on_the_way(chain: Chain) -> Lost | None:
     """What exact arithmetic gives, and the number on the way that was lost; None if it gives no number either."""
     plain = chain.run()
-    before = outcome(plain)
-    given = _first_failure(chain, before) if plain.result.numel() > _FEW else {}
-    if given:
+    before, calls = outcome(plain), chain.calls()
+    given: dict[int, Tensor] = {}
+    if plain.result.numel() > _FEW and all(is_pointwise(call.name) for call in calls):
+        at, shape = failed_at(before), before.value.shape
+        taken = [tensor for call in calls for tensor in call.tensors() if id(tensor) not in chain.made]
+        given = {id(tensor): tensor.broadcast_to(shape)[at] for tensor in taken}
         plain = chain.run(given=given)
         before = outcome(plain, given)
     exact, run, in_float64 = exactly(chain, before, given)
@@ -212,26 +208,15 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
         return None
     is_beyond = not cured(before, in_float64, run)[0]
     too = "; float64 loses it, too" if is_beyond and dtype is not torch.float64 else ""
-    for key, value in run.values.items():
-        made, call = chain.made.get(key, (None, None))
-        if made is None or call is None or not made.is_floating_point():
+    for key, (made, call) in chain.made.items():
+        if key not in run.values or not made.is_floating_point():
             continue
-        actual, value = plain.values[key].detach(), value.detach()
+        actual, value = plain.values[key].detach(), run.values[key].detach()
         lost = torch.isfinite(value) & (((actual == 0) & (value != 0)) | actual.isinf())
         if bool(lost.any()):
-            at = tuple(lost.nonzero()[0].tolist())
-            return Lost(right, fits, _sentence(call, actual, value, at) + too, is_beyond, key)
+            return Lost(right, fits, _sentence(call, actual, value, first_of(lost)) + too, is_beyond, key)
     is_large = size > torch.finfo(dtype).max
     return Lost(right, fits, too_large if is_large else f"{name} loses a number on the way to it{too}", is_beyond)
-
-
-def _first_failure(chain: Chain, before: Outcome) -> dict[int, Tensor]:
-    """What the chain takes for the first element that failed; empty if a call does not work element by element."""
-    calls, at, shape = chain.calls(), failed_at(before), before.value.shape
-    if not all(is_pointwise(call.name) for call in calls):
-        return {}
-    taken = [tensor for call in calls for tensor in call.tensors() if id(tensor) not in chain.made]
-    return {id(tensor): tensor.broadcast_to(shape)[at] for tensor in taken}
 
 
 def cured(was: Outcome, exact: Outcome, run: Run) -> tuple[str, float]:
