@@ -140,18 +140,15 @@ def exactly(chain: Chain, before: Outcome, given: Mapping[int, Tensor] = Mapping
     found = in_float64 = outcome(run, given or None)
     pairs = zip(before.parts, found.parts, strict=True)
     is_lost = any(bool((not_finite(was) & not_finite(now)).any()) for was, now in pairs)
-    if is_lost or any(_is_rounded_away(actual, run.values.get(key)) for key, (actual, _) in chain.made.items()):
+    for key, (actual, _) in chain.made.items():
+        value = run.values.get(key)
+        if value is not None and actual.is_floating_point():  # whether rounding gave 0, and not the range of the dtype
+            is_lost |= bool(((actual == 0) & (value.abs() >= torch.finfo(actual.dtype).tiny)).any())
+    if is_lost:
         with contextlib.suppress(ImportError, TooHardError, RuntimeError):
             precise = chain.run(torch.float64, given, Precise())
             found, run = outcome(precise, given or None), precise
     return Exact(found, run, in_float64)
-
-
-def _is_rounded_away(actual: Tensor, value: Tensor | None) -> bool:
-    """Whether rounding, and not the range of the dtype, gave 0 in the program."""
-    if value is None or not actual.is_floating_point():
-        return False
-    return bool(((actual == 0) & (value.abs() >= torch.finfo(actual.dtype).tiny)).any())
 
 
 def exists(before: Outcome, exact: Outcome) -> bool:

@@ -51,7 +51,9 @@ def _advice(end: Chain, chains: Sequence[Chain], is_dropped: bool) -> Iterator[A
     right, comparison = outcome(end.run()).value if is_dropped else None, chains[0].call
     source = linecache.getline(comparison.place.filename, comparison.place.line)
     is_alone = end.call.is_beside(comparison) and not re.search(";|:=", source)
-    if (is_alone or not is_dropped) and not any(_is_used_otherwise(chain.call, end) for chain in chains):
+    others = [chain.call for chain in chains if not any(map(chain.call.is_again, end.calls()))]
+    is_used_otherwise = any(tensor.numel() != 1 for call in others for tensor in call.tensors())
+    if (is_alone or not is_dropped) and not is_used_otherwise:
         for way in (_known, _filled) if is_dropped else (_filled, _known):
             yield way(end, chains, right)
     if is_dropped:
@@ -64,21 +66,12 @@ def _line(end: Chain, chains: Sequence[Chain]) -> list[Call]:
     return [call for call in end.calls() if call.is_beside(first) and not any(map(call.is_again, before))]
 
 
-_FILLS = 0.0, 1.0, -100.0
-
-
-def _is_used_otherwise(call: Call, end: Chain) -> bool:
-    """Whether a call takes more than the loss, and gives something else than the loss."""
-    is_part = any(map(call.is_again, end.calls()))
-    return not is_part and any(tensor.numel() != 1 for tensor in call.tensors())
-
-
 def _filled(end: Chain, chains: Sequence[Chain], right: Tensor | None) -> Advice:
     """The line with a number for each NaN of the target, if the loss does not depend on this number."""
     part = _Part(end, _line(end, chains)[-1:])
     gaps = part.target.isnan()
-    runs = [part.chain.run(given={id(part.target): torch.where(gaps, fill, part.target)}) for fill in _FILLS]
-    first, *others = [outcome(run).parts for run in runs]
+    filled = [torch.where(gaps, fill, part.target) for fill in (0.0, 1.0, -100.0)]
+    first, *others = [outcome(part.chain.run(given={id(part.target): each})).parts for each in filled]
     is_same = all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
     if not (is_same and are_finite(first)) or (right is not None and not torch.equal(first[0], right)):
         return _NOT_TRIED

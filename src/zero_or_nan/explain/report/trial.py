@@ -47,10 +47,8 @@ class Tried(NamedTuple):
     """A rewrite that gave the right numbers.
 
     Attributes:
-        line: the code to write.
-        replaces: the line that it replaces; None if it is only a part of it.
-        choice: what it chooses, or empty.
-        value, gradient: the first element of its result that was not finite before, and the gradient there.
+        line, replaces: as in `Advice`.
+        choice, value, gradient: as in `Measured`.
         is_bound: whether it gives another number than exact arithmetic, because the dtype has no room for that.
         beyond: what it gives and float64 does not, as a phrase; empty if float64 gives the same.
         is_whole: whether it is the failed call that gives the value, and not one after it.
@@ -127,7 +125,8 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
     if best is not None:
         if best.beyond and best.is_whole and lost is None:
             exact = f"and {best.beyond}: float64 rounds a number before it, too"
-        others = [each for each in found if each.choice and best.choice and not _is_alike(each, best)]
+        other_than = re.sub(r"\d", "", best.line)  # two rewrites may differ in numbers alone
+        others = [each for each in found if each.choice and best.choice and re.sub(r"\d", "", each.line) != other_than]
         text = "\n".join([_told(best), *map(_or, others[:1])])
         return Advice(text, best.replaces, exact, tried=(best, *others[:1]))
     constant = constant_lost(lost, failed)
@@ -160,11 +159,6 @@ def _grown(chain: Chain) -> str:
     return f"the calls of this line before it gave up to {', '.join(map(number, sizes[-3:]))}"
 
 
-def _is_alike(one: Tried, other: Tried) -> bool:
-    """Whether two rewrites differ in numbers alone."""
-    return re.sub(r"\d", "", one.line) == re.sub(r"\d", "", other.line)
-
-
 def _or(found: Tried) -> str:
     """Another choice, as a comment."""
     return "\n".join(f"# {line}" for line in (f"or: {found.choice} ({found.measured})", *found.line.splitlines()))
@@ -194,6 +188,7 @@ def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[
 
 
 def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Tried | None:
+    """What a rewrite gives, if it is right: in the program's dtype, in float64, and on ordinary numbers."""
     names = match.names
     given = {id(thing): thing for thing in names.values() if isinstance(thing, Tensor)}
     try:
@@ -218,7 +213,8 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
         for seed in range(_ORDINARY):
             numbers = ordinary(given, seed)
             if seed % 2:  # sqrt(1 - exp(x)) exists for negative x alone
-                numbers = {key: _with_signs(each, given[key]) for key, each in numbers.items()}
+                floats = [key for key, each in numbers.items() if each.is_floating_point()]
+                numbers |= {key: numbers[key].copysign(given[key]) for key in floats}
             program = outcome(chain.run(torch.float64, numbers), numbers)
             once_more = _by_rewrite(rewrite, names, chain, numbers, torch.float64)
             if not _is_near(outcome(once_more), program):
@@ -246,20 +242,14 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
     return bool(torch.allclose(now[known].double(), exact[known], rtol=close))
 
 
-def _two_calls_before(chain: Chain) -> dict[int, Tensor]:
-    """The tensors that the operands of a call were computed from, two calls before it."""
-    found = chain.call.tensors()
-    for _ in range(2):
-        before = [(tensor, chain.of(tensor)) for tensor in found]
-        found = [each for tensor, call in before for each in ([tensor] if call is None else call.tensors())]
-    return {id(tensor): tensor for tensor in found if tensor.is_floating_point()}
-
-
 def _is_limit(chain: Chain, value: Tensor) -> bool:
     """Whether a value that was chosen is the limit there, if there is one: sin(x) / x has the limit 1 at 0."""
     bad = not_finite(chain.run(torch.float64).result.detach())
-    given = _two_calls_before(chain)
-    near: list[Tensor] = []
+    operands, near = chain.call.tensors(), list[Tensor]()
+    for _ in range(2):  # what they were computed from, two calls before
+        before = [(tensor, chain.of(tensor)) for tensor in operands]
+        operands = [each for tensor, call in before for each in ([tensor] if call is None else call.tensors())]
+    given = {id(tensor): tensor for tensor in operands if tensor.is_floating_point()}
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         for step in (1e-3, 1e-5):
@@ -296,10 +286,6 @@ def ordinary(given: Mapping[int, Tensor], seed: int, most: float = 1.8) -> dict[
         key: _drawn(torch.rand, tensor, generator) * most + 0.05 if tensor.is_floating_point() else tensor
         for key, tensor in given.items()
     }
-
-
-def _with_signs(numbers: Tensor, of: Tensor) -> Tensor:
-    return numbers.copysign(of) if numbers.is_floating_point() else numbers
 
 
 def _drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator) -> Tensor:
