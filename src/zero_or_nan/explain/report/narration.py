@@ -78,20 +78,13 @@ class _Narrated:
         known = situation, origin.dtype, origin.fixed, birth.operands, birth.phase, self.has_others, birth.of_large
         code, origin.chapter = remedy(self.kind, *known, advice.refused, tensor, advice.fits)
         origin.remedy, origin.replaces = advice.remedy or code, advice.replaces
-        origin.remedies = _remedies(origin.remedy, advice)
-        if advice.remedy and origin.kind == "contaminated" and origin.fixed:
-            origin.remedy += "\n# or, with your code as it is:" + "".join(f"\n#   {line}" for line in code.splitlines())
-
-
-def _remedies(text: str, advice: Advice) -> list[Remedy]:
-    """The remedies of an origin, for programs."""
-    if advice.tried:
-        return [
+        measured = None if advice.replaces is None else Measured(None, None, True, "")
+        origin.remedies = [
             Remedy(each.line, each.replaces, Measured(each.value, each.gradient, not each.choice, each.choice))
             for each in advice.tried
-        ]
-    measured = None if advice.replaces is None else Measured(None, None, True, "")
-    return [Remedy(text, advice.replaces, measured)]
+        ] or [Remedy(origin.remedy, advice.replaces, measured)]
+        if advice.remedy and origin.kind == "contaminated" and origin.fixed:
+            origin.remedy += "\n# or, with your code as it is:" + "".join(f"\n#   {line}" for line in code.splitlines())
 
 
 class Narration:
@@ -174,6 +167,7 @@ class Narration:
         place, module = birth.place, birth.place.module
         outer = next(iter(self._around.get(module, ())), None) if module is not None else None
         path = names.of_module(module, outer)
+        name, role = _came_in(birth, names)
         origin = Origin(
             phase=birth.phase,
             operator=birth.operator,
@@ -186,7 +180,7 @@ class Narration:
             shape=birth.shape,
             dtype=str(birth.dtype).removeprefix("torch."),
             device=str(birth.device),
-            operands=_operands(birth, verdict.kind, names),
+            operands=_operands(birth, verdict.kind, name, role, names),
             kind=verdict.kind,
             path=list(diagnosis.path),
             fixed=verdict.fixed,
@@ -194,26 +188,32 @@ class Narration:
             is_sure=verdict.is_sure,
             tie=diagnosis.tie,
         )
-        advice = NOTHING_TRIED
-        if len(self._narrated) < _MOST_TRIALS and not birth.optimizer:
-            if verdict.kind in ("bad input", "contaminated"):
-                is_dropped = verdict.kind == "contaminated"
-                advise = functools.partial(without_gaps, is_dropped=is_dropped)
-                advice = tried_on(self._history.comparison(birth), advise)
-            else:
-                advice = tried_on(self._history.chains(birth), functools.partial(advice_on, module=path))
+        if len(self._narrated) >= _MOST_TRIALS or birth.optimizer:
+            advice = NOTHING_TRIED
+        elif verdict.kind in ("bad input", "contaminated"):
+            advise = functools.partial(without_gaps, is_dropped=verdict.kind == "contaminated")
+            advice = tried_on(self._history.comparison(birth), advise)
+        else:
+            advice = tried_on(self._history.chains(birth), functools.partial(advice_on, module=path))
         origin.exact = advice.exact
         if advice.exact:
             origin.kind = "overflow"
         alone = replace(birth, place=place._replace(module=None), half=None, made_of=())
         narrated = _Narrated(origin, alone, diagnosis.has_others, birth.number, verdict.kind, advice)
-        came_in = _came_in(birth, names)
-        tensor = names.of_tensor(came_in) if came_in is not None else ""
-        narrated.advise(advice.situation or _source(birth, names), tensor)
+        narrated.advise(advice.situation or _source(birth, role), name)
         return narrated
 
 
-def _source(birth: Birth, names: Names) -> str:
+def _came_in(birth: Birth, names: Names) -> tuple[str, str]:
+    """The name of the tensor that a birth came in with, and what it is to a module; of a view without a name, those of
+    the tensor that it is a view of."""
+    known = [each() for each in (birth.tensor, birth.base) if each is not None]
+    tensors = [tensor for tensor in known if tensor is not None]
+    tensor = next((each for each in tensors if names.of_tensor(each)), tensors[0] if tensors else None)
+    return ("", "") if tensor is None else (names.of_tensor(tensor), names.role_of(tensor))
+
+
+def _source(birth: Birth, role: str) -> str:
     """What an origin comes from: a tensor that held it, or else the operator."""
     if birth.held:
         return "zero_grad"
@@ -223,26 +223,15 @@ def _source(birth: Birth, names: Names) -> str:
         return "step"
     if birth.nature == "given" and birth.kept_in is not None:
         return "kept in a buffer"
-    came_in = _came_in(birth, names)
-    return (came_in is not None and names.role_of(came_in)) or birth.operator
+    return role or birth.operator
 
 
-def _came_in(birth: Birth, names: Names) -> Tensor | None:
-    """The tensor that a birth came in with; of a view that has no name, the tensor that it is a view of."""
-    tensors = [known() for known in (birth.tensor, birth.base) if known is not None]
-    there = [tensor for tensor in tensors if tensor is not None]
-    return next((tensor for tensor in there if names.of_tensor(tensor)), there[0] if there else None)
-
-
-def _operands(birth: Birth, kind: Kind, names: Names) -> str:
+def _operands(birth: Birth, kind: Kind, name: str, role: str, names: Names) -> str:
     """The computation that gave the number, with the name of the tensor that it came in with."""
     operands = birth.operands
-    came_in = _came_in(birth, names)
-    name = names.of_tensor(came_in) if came_in is not None else ""
     if birth.uninitialized:
         operands = f"{operands} in {name or 'memory'}, not initialized since {birth.uninitialized}"
-    elif came_in is not None and name:
-        role = names.role_of(came_in)
+    elif name:
         operands = f"{operands} in {name}, {role}" if role else f"{operands} in {name}"
     kept_in = birth.kept_in() if birth.kept_in is not None else None
     if kept_in is not None:
