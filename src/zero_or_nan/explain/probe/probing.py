@@ -185,7 +185,11 @@ class Search:
     def _towards(self, edges: Sequence[Edge]) -> Iterator[Candidate]:
         """Cases that the gradient leads to, for each call that has not failed yet."""
         for number, edge in enumerate(edges):
-            cases = towards(self.loss, self.kinds, functools.partial(_gaps_at, number))
+
+            def gaps(loss: Tensor, calls: list[Call], number: int = number) -> Tensor | None:
+                return _gaps(calls[number]) if number < len(calls) else None
+
+            cases = towards(self.loss, self.kinds, gaps)
             while edge in self.report.searched and (case := next(cases, None)) is not None:
                 yield Candidate(case)
 
@@ -354,10 +358,6 @@ def _between(case: Case, other: Case, moved: Sequence[int], drawn: torch.Generat
     return case
 
 
-def _gaps_at(number: int, loss: Tensor, calls: list[Call]) -> Tensor | None:
-    return _gaps(calls[number]) if number < len(calls) else None
-
-
 def _gaps(call: Call) -> Tensor | None:
     """How far the elements of an operand are from the edges of a function; None if the edges are no numbers."""
     known = numerics_of(call.name)
@@ -375,27 +375,24 @@ def _gaps(call: Call) -> Tensor | None:
 
 
 def less_grown(candidate: Candidate, shows: Callable[[Case], bool]) -> Candidate:
-    """A candidate in which the parameters and each input have grown as little as shows it."""
-    for at, factor in enumerate(candidate.factors):
-        if factor != 1:
-            candidate = _least(candidate, at, shows)
+    """A candidate in which the parameters and each input have grown as little as shows it.
+
+    Each factor is the least of two digits, found by bisection: no smaller one needs to be looked for.
+    """
+    for at, high in enumerate(candidate.factors):
+        low = 1.0
+        for _ in range(_BISECTIONS if high != 1 else 0):
+            middle = math.sqrt(low * high)
+            unit = 10.0 ** (math.floor(math.log10(middle)) - 1)
+            middle = math.ceil(middle / unit) * unit
+            if not low < middle < high:
+                break
+            if shows(candidate.with_factor(at, middle).case):
+                high = middle
+            else:
+                low = middle
+        candidate = candidate.with_factor(at, high)
     return candidate
-
-
-def _least(candidate: Candidate, at: int, shows: Callable[[Case], bool]) -> Candidate:
-    """The least factor of two digits that shows it, found by bisection: no smaller one needs to be looked for."""
-    low, high = 1.0, candidate.factors[at]
-    for _ in range(_BISECTIONS):
-        middle = math.sqrt(low * high)
-        unit = 10.0 ** (math.floor(math.log10(middle)) - 1)
-        middle = math.ceil(middle / unit) * unit
-        if not low < middle < high:
-            break
-        if shows(candidate.with_factor(at, middle).case):
-            high = middle
-        else:
-            low = middle
-    return candidate.with_factor(at, high)
 
 
 def nearest(candidate: Candidate, example: Case, kinds: Sequence[Kind], shows: Callable[[Case], bool]) -> Case:
