@@ -312,10 +312,7 @@ def towards(
     but not beyond, as `clamp` did before PyTorch 2.14: `acos(torch.minimum(x, one))` fails only if x is exactly 1. Sums
     of neighbouring numbers are rounded in many ways, so each element goes a part of the way that is drawn by chance.
 
-    Args:
-        loss: the loss.
-        kinds: those of the inputs.
-        gaps_of: gives the gaps for a loss and its calls with an edge, in order of time; None if there are none.
+    `gaps_of` gives the gaps for a loss and its calls with an edge, in order of time; None if there are none.
     """
     case, inside, beyond, count = loss.example, loss.example, None, 0
     moved = [at for at, kind in enumerate(kinds) if kind == "numbers"]

@@ -40,11 +40,7 @@ _STANDARD = os.path.dirname(os.__file__)
 
 
 class FirstStep(SystemExit):
-    """Ends a script at its first backward pass.
-
-    Attributes:
-        reports: those of its losses, by the name of the function.
-    """
+    """Ends a script at its first backward pass, with the reports of its losses, by the name of the function."""
 
     def __init__(self, reports: dict[str, ProbeReport]) -> None:
         super().__init__()

@@ -129,12 +129,9 @@ class Exact(NamedTuple):
 
 
 def exactly(chain: Chain, before: Outcome, given: Mapping[int, Tensor] = MappingProxyType({})) -> Exact:
-    """The outcome of a chain in exact arithmetic, as far as that can be found out.
+    """The outcome of a chain in exact arithmetic, as far as that can be found out. In the program it was another one.
 
-    Args:
-        chain: the calls.
-        before: their outcome in the program.
-        given: as for `Chain.run`. The derivatives are those by these tensors, if there are any.
+    The derivatives are those by the tensors that are `given`, as for `Chain.run`, if there are any.
     """
     run = chain.run(torch.float64, given)
     found = in_float64 = outcome(run, given or None)
@@ -219,10 +216,7 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
 def cured(was: Outcome, exact: Outcome, run: Run) -> tuple[str, float]:
     """The first value, or else the first derivative, that exact arithmetic has, with its size; empty if it has none.
 
-    Args:
-        was: the outcome of the program.
-        exact: the exact outcome.
-        run: the run that gave it.
+    `was` is the outcome of the program, and the run is one that gave the exact outcome.
     """
     found = not_finite(was.value) & torch.isfinite(exact.value)
     if bool(found.any()):

@@ -135,10 +135,9 @@ class Narration:
                 known.last = birth.number
 
     def name_cause(self, cause: str) -> None:
-        """Say what led to the origins. All that a divergence made too large is one origin: nothing is wrong there.
+        """Say what led to the origins; the cause is empty if the steps before show nothing.
 
-        Args:
-            cause: what the steps before show; empty if they show nothing.
+        All that a divergence made too large is one origin: nothing is wrong there.
         """
         situation = MOVE if cause.startswith("perhaps") else DIVERGENCE
         self.report.cause = cause and f"{cause}\n  {address_of(REMEDIES['overflow', situation].section)}"
@@ -205,8 +204,10 @@ class Narration:
 
 
 def _came_in(birth: Birth, names: Names) -> tuple[str, str]:
-    """The name of the tensor that a birth came in with, and what it is to a module; of a view without a name, those of
-    the tensor that it is a view of."""
+    """The name of the tensor that a birth came in with, and what this tensor is to a module.
+
+    A view that has no name is called by the tensor that it is a view of.
+    """
     known = [each() for each in (birth.tensor, birth.base) if each is not None]
     tensors = [tensor for tensor in known if tensor is not None]
     tensor = next((each for each in tensors if names.of_tensor(each)), tensors[0] if tensors else None)
@@ -267,8 +268,8 @@ class Names:
     """The names that can be found now.
 
     Modules that were called in the block, or that are variables, are found at once. A walk over all objects, which
-    takes as long as many passes of a small model, finds the others. It happens at most once, and only if another
-    module holds what was found at once, or if something is looked up that is in no module that was found.
+    takes as long as many passes of a small model, finds the others. It happens at most once: if another module holds
+    what was found at once, or if none that was found holds what is looked up.
 
     Args:
         frame: the user's frame, whose variables give names to tensors.

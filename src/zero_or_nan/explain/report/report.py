@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import sys
@@ -150,14 +151,11 @@ class Origin:
         """The elements that are not finite, and the tensor that holds them, as text."""
         shown = ", ".join(str(list(entry)) for entry in self.entries[:3])
         more = ", …" if self.count > 3 else ""
-        total = 1
-        for size in self.shape:
-            total *= size
         times = f"; {self.times} times" if self.times > 1 else ""
         kind = f"{self.dtype} of shape {list(self.shape)} on {self.device}"
         if not self.shape:
             return f"a {self.dtype} number on {self.device}{times}"
-        return f"{self.count} of {total} elements: {shown}{more} in {kind}{times}"
+        return f"{self.count} of {math.prod(self.shape)} elements: {shown}{more} in {kind}{times}"
 
     @property
     def way(self) -> str:
@@ -174,19 +172,12 @@ class Origin:
             text = text.replace("the loss uses this element", "the optimizer wrote this element into a parameter")
         if self.tie:
             text = f"{text.partition(':')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
-        text += self.is_fixed
+        if self.kind == "contaminated" and self.fixed is not None:
+            gave = "gave" if self.fixed else "alone did not give"
+            text += f"; ignoring.backward {gave} finite gradients on this very graph"
         if self.is_sure:
             return text
         return text.replace("the loss uses this element, and", "if the loss uses this element,")
-
-    @property
-    def is_fixed(self) -> str:
-        """What `ignoring` made of it, where that was tried."""
-        if self.kind != "contaminated" or self.fixed is None:
-            return ""
-        if self.fixed:
-            return "; ignoring.backward gave finite gradients on this very graph"
-        return "; ignoring.backward alone did not give finite gradients on this very graph"
 
     def _card(self) -> str:
         module = f" in {notebook.word(self.module)}" if self.module else ""

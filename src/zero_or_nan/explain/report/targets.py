@@ -114,11 +114,8 @@ def _known(end: Chain, chains: Sequence[Chain], right: Tensor | None) -> Advice:
 def _tried(part: _Part, results: set[int], known: Tensor, right: Tensor | None) -> float | None:
     """The loss of the known elements or rows; None if it isn't finite or right, or if each has no loss of its own.
 
-    Args:
-        part: the calls that get these elements.
-        results: the identities of the tensors that were computed from the comparison.
-        known: the elements or rows.
-        right: the loss of the program, if it is right.
+    The results are the identities of the tensors that were computed from the comparison. If the loss of the program is
+    right, this loss has to be the same.
     """
     chain, alike = part.chain, part.alike
     try:

@@ -173,10 +173,7 @@ def _told(found: Tried) -> str:
 def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[Tried]:
     """The rewrites of the last call of a chain that give the right numbers, and that replace the failed call.
 
-    Args:
-        chain: the calls.
-        chains: all chains, the last of which ends with the failed call.
-        lost: what the failed call gives in exact arithmetic. Then there is nothing to choose.
+    The failed call is the last of the last chain. If it gives a number in exact arithmetic, there is nothing to choose.
     """
     for each in REWRITES.get(chain.call.name, ()):
         for match in matches(each.pattern, chain.call, chain, Match({}, ())):
@@ -321,12 +318,7 @@ def _agrees(after: Outcome, before: Outcome, exact: Outcome, chooses: bool) -> b
 
 
 class Match(NamedTuple):
-    """A way in which a pattern fits the calls.
-
-    Attributes:
-        names: what its names stand for: tensors of the chain, and numbers.
-        replaced: the calls that it replaces, the last one first.
-    """
+    """What the names of a pattern stand for, and the calls that it replaces, the last one first."""
 
     names: Mapping[str, Any]
     replaced: tuple[Call, ...]

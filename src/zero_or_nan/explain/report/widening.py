@@ -112,13 +112,7 @@ def _with_wide(chain: Chain, first: Call, wide: Mapping[int, Tensor]) -> Chain:
 def _in_float32(
     chains: Sequence[Chain], module: str, at: tuple[int, ...], autocast: str = ""
 ) -> tuple[str, int] | None:
-    """The line of a call that left float16, with this call in float32.
-
-    Args:
-        chains, module: as of `widened`.
-        at: the element that was not finite.
-        autocast: the device whose autocast has to be off for it; empty if it may stay.
-    """
+    """The line of a call that left float16, with this call in float32, and without the autocast of a device, if any."""
     failed = chains[-1].call
     for chain in chains:
         again = next((call for call in chain.calls() if call.is_again(failed)), None)
