@@ -26,10 +26,9 @@ files that are named after it, so you can read on from any file.
    backward pass first with `ignoring`, in a sandbox. That pass sends no gradient to the -inf.
 5. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
    training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`. If
-   the loss uses the element, `trial` runs other ways to write the formula on your numbers. `matching` finds those that
-   fit your calls, and writes them in your words, `widening` takes a wider dtype, and `targets` leaves out what is not
-   known of a target. `exact` runs the formula in float64, and finds out whether only a number on the way to the failure
-   was lost.
+   the loss uses the element, `trial` finds other ways to write the formula that fit your calls, runs them on your
+   numbers, and writes them in your words. `widening` takes a wider dtype, and `targets` leaves out unknown elements of
+   a target. `exact` runs the formula in float64, and finds out whether only a number on the way was lost.
 6. `births/` finds out where and why. `nodes`: what was born at a node in backward, and in which call a node was made.
    `diagnosis`: the loss ignores the element, because `clamp` cut it off, so the origin is *contaminated*. `findings`
    has what is known of tensors and nodes, and keeps the last calls. A `chain` of them runs again in float64. `call`

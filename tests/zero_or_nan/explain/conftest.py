@@ -7,7 +7,7 @@ from pasting import HEAD, ran
 
 from zero_or_nan import explain
 from zero_or_nan.explain.births.findings import Mistakes
-from zero_or_nan.explain.report.report import Report
+from zero_or_nan.explain.report.narration import Narration
 
 
 @pytest.fixture(autouse=True)
@@ -19,13 +19,14 @@ def raised_mistakes(monkeypatch):
 @pytest.fixture(autouse=True)
 def true_equations(monkeypatch):
     """What a report of any test prints as an equation is true."""
-    origins, add = [], Report.add
+    origins, new = [], Narration._new
 
-    def kept(self, origin, complete):
-        origins.append(origin)
-        add(self, origin, complete)
+    def kept(*args):
+        narrated = new(*args)
+        origins.append(narrated.origin)
+        return narrated
 
-    monkeypatch.setattr(Report, "add", kept)
+    monkeypatch.setattr(Narration, "_new", kept)
     yield
     assert not [origin.operands for origin in origins if not are_true(origin.operands)]
 

@@ -23,7 +23,7 @@ from tools.measure.probe import FILE
 from zero_or_nan import explain
 from zero_or_nan.explain.__main__ import main
 from zero_or_nan.explain.probe import loss as of_losses
-from zero_or_nan.explain.probe import probing, progress
+from zero_or_nan.explain.probe import probing
 from zero_or_nan.explain.probe.candidates import kind_of
 
 OWN = {program.name: program for program in programs(ROOT / FILE) if program.part == "own"}
@@ -304,7 +304,7 @@ def test_a_long_search_says_how_long_it_takes_and_counts_on_a_terminal(
     monkeypatch, capsys, seconds, is_terminal, words
 ):
     now = [0.0]
-    for module in (probing, progress, of_losses):
+    for module in (probing, of_losses):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
 
@@ -325,7 +325,7 @@ def test_a_long_search_says_how_long_it_takes_and_counts_on_a_terminal(
 
 def test_a_slow_loss_is_tried_on_large_numbers_first(monkeypatch):
     now = [0.0]
-    for module in (probing, progress, of_losses):
+    for module in (probing, of_losses):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def takes_a_second(x, target):

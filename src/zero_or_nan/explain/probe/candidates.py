@@ -95,14 +95,7 @@ def is_within(kind: Kind, example: Tensor, found: Tensor) -> bool:
 
 
 class Input(NamedTuple):
-    """An input of the example, or a parameter to which an input may be equal.
-
-    Attributes:
-        name: its name.
-        value: the tensor.
-        kind: what it is.
-        is_data: whether it has no gradient.
-    """
+    """An input of the example, or a parameter to which an input may be equal. It `is_data` if it has no gradient."""
 
     name: str
     value: Tensor

@@ -30,12 +30,7 @@ from ..watch.watch import Watch
 
 
 class Case(NamedTuple):
-    """What a loss is called with.
-
-    Attributes:
-        tensors: the values of the tensors among the inputs, in order.
-        factor: what all parameters are multiplied by.
-    """
+    """What a loss is called with: the tensors among its inputs, in order, and a factor of all parameters."""
 
     tensors: tuple[Tensor, ...]
     factor: float = 1.0

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -28,7 +29,6 @@ from ..report.report import Origin, place
 from .candidates import ROWS, Candidate, Change, Input, Kind, candidates, is_within, kind_of
 from .finding import Edge, Finding, ProbeReport, distance, test_of
 from .loss import Case, Key, Loss
-from .progress import Progress
 
 MOST_EDGES = 50
 """How many calls the gradient is followed to."""
@@ -55,6 +55,15 @@ _FIRST_ROWS = 100
 
 _MOST_PARTS = 64
 _MOST_KEPT = 1_000_000
+
+_LONG = 2.0
+"""Searches of fewer seconds say nothing while they run."""
+
+_SURE = 0.5
+"""The seconds after which the time of a run is trusted: the first runs take longer."""
+
+_BETWEEN = 0.1
+"""The seconds between two counts on a terminal."""
 
 
 def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed: int = 0) -> ProbeReport:
@@ -90,20 +99,20 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
     """
     if not seconds > 0:
         raise ValueError(f"seconds={seconds!r} is not positive: give the search some time")
-    began = time.monotonic()
-    search = Search(Loss(loss_fn, inputs, seed), began + seconds, Progress(seconds))
-    with search.loss.kept(), contextlib.closing(search.progress):
+    search = Search(Loss(loss_fn, inputs, seed), seconds)
+    with search.loss.kept(), search.counted():
         if not search.run():
             search.report.notes.append(TIME_IS_UP.format(seconds))
-    search.report.runs, search.report.seconds = search.loss.runs, time.monotonic() - began
+    search.report.runs, search.report.seconds = search.loss.runs, search.spent()
     return search.report
 
 
 class Search:
     """One search: it tries cases, and keeps the nearest case of each finding."""
 
-    def __init__(self, loss: Loss, ends: float, progress: Progress) -> None:
-        self.loss, self._ends, self.progress = loss, ends, progress
+    def __init__(self, loss: Loss, seconds: float) -> None:
+        self.loss, self._seconds, self._began = loss, seconds, time.monotonic()
+        self._is_long, self._counted = False, 0.0
         self.report = ProbeReport()
         self.kinds = [kind_of(each, not wants) for each, wants in zip(loss.example.tensors, loss.wants, strict=True)]
         self._kept: set[Key] = set()
@@ -121,21 +130,49 @@ class Search:
         fail_alone: set[Change] = set()  # what fails alone says nothing new together with another change
         given = self._inputs()
         count = sum(1 for _ in candidates(example, *given, lambda case: []))  # without those that need a run
-        is_slow = time.monotonic() + count * self.loss.seconds > self._ends
+        is_slow = self.spent() + count * self.loss.seconds > self._seconds
         likely = candidates(example, *given, self.loss.used, is_slow)
         # Training brings the loss itself to 0, and then no triplet of a batch may count any more. All elements change.
         trained = map(Candidate, towards(self.loss, self.kinds, lambda loss, calls: loss.reshape(1)))
+        first = self.spent()
         for tried, candidate in enumerate(itertools.chain(likely, self._towards(edges[:MOST_EDGES]), trained)):
             if self._is_over():
                 return False
-            self.progress.show(self.loss.seconds, tried, count)
+            each = min(self.loss.seconds, (self.spent() - first) / tried) if tried else self.loss.seconds
+            self._say(tried, count, each)
             if fail_alone.isdisjoint(candidate.changes) and self.loss.fails(candidate.case):
                 fail_alone.update(candidate.changes if len(candidate.changes) == 1 else ())
                 self._look_at(candidate)
         return True
 
+    def spent(self) -> float:
+        """The seconds since the search began."""
+        return time.monotonic() - self._began
+
     def _is_over(self) -> bool:
-        return time.monotonic() > self._ends
+        return self.spent() > self._seconds
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """While entered, a long search may count on a terminal."""
+        try:
+            yield
+        finally:
+            if self._is_long and sys.stderr.isatty():
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def _say(self, tried: int, count: int, each: float) -> None:
+        """Say once how long the search will take if that is long, and count the inputs on a terminal."""
+        spent = self.spent()
+        total = spent + each * max(0, count - tried)
+        if not self._is_long and self._seconds >= _LONG < total and spent > _SURE:
+            self._is_long = True
+            ends = f", but the search stops after {self._seconds:g}" if total > self._seconds else ""
+            said = f"explain.probe tries about {count} inputs, which takes about {total:.0f} seconds{ends}"
+            print(said, file=sys.stderr, flush=True)
+        if self._is_long and spent - self._counted > _BETWEEN and sys.stderr.isatty():
+            self._counted = spent
+            print(f"\r{tried} inputs tried", end="", file=sys.stderr, flush=True)
 
     def _inputs(self) -> tuple[list[Input], list[Input]]:
         """The inputs, and the parameters."""
@@ -148,7 +185,11 @@ class Search:
     def _towards(self, edges: Sequence[Edge]) -> Iterator[Candidate]:
         """Cases that the gradient leads to, for each call that has not failed yet."""
         for number, edge in enumerate(edges):
-            cases = towards(self.loss, self.kinds, functools.partial(_gaps_at, number))
+
+            def gaps(loss: Tensor, calls: list[Call], number: int = number) -> Tensor | None:
+                return _gaps(calls[number]) if number < len(calls) else None
+
+            cases = towards(self.loss, self.kinds, gaps)
             while edge in self.report.searched and (case := next(cases, None)) is not None:
                 yield Candidate(case)
 
@@ -271,10 +312,7 @@ def towards(
     but not beyond, as `clamp` did before PyTorch 2.14: `acos(torch.minimum(x, one))` fails only if x is exactly 1. Sums
     of neighbouring numbers are rounded in many ways, so each element goes a part of the way that is drawn by chance.
 
-    Args:
-        loss: the loss.
-        kinds: those of the inputs.
-        gaps_of: gives the gaps for a loss and its calls with an edge, in order of time; None if there are none.
+    `gaps_of` gives the gaps for a loss and its calls with an edge, in order of time; None if there are none.
     """
     case, inside, beyond, count = loss.example, loss.example, None, 0
     moved = [at for at, kind in enumerate(kinds) if kind == "numbers"]
@@ -317,10 +355,6 @@ def _between(case: Case, other: Case, moved: Sequence[int], drawn: torch.Generat
     return case
 
 
-def _gaps_at(number: int, loss: Tensor, calls: list[Call]) -> Tensor | None:
-    return _gaps(calls[number]) if number < len(calls) else None
-
-
 def _gaps(call: Call) -> Tensor | None:
     """How far the elements of an operand are from the edges of a function; None if the edges are no numbers."""
     known = numerics_of(call.name)
@@ -338,27 +372,24 @@ def _gaps(call: Call) -> Tensor | None:
 
 
 def less_grown(candidate: Candidate, shows: Callable[[Case], bool]) -> Candidate:
-    """A candidate in which the parameters and each input have grown as little as shows it."""
-    for at, factor in enumerate(candidate.factors):
-        if factor != 1:
-            candidate = _least(candidate, at, shows)
+    """A candidate in which the parameters and each input have grown as little as shows it.
+
+    Each factor is the least of two digits, found by bisection: no smaller one needs to be looked for.
+    """
+    for at, high in enumerate(candidate.factors):
+        low = 1.0
+        for _ in range(_BISECTIONS if high != 1 else 0):
+            middle = math.sqrt(low * high)
+            unit = 10.0 ** (math.floor(math.log10(middle)) - 1)
+            middle = math.ceil(middle / unit) * unit
+            if not low < middle < high:
+                break
+            if shows(candidate.with_factor(at, middle).case):
+                high = middle
+            else:
+                low = middle
+        candidate = candidate.with_factor(at, high)
     return candidate
-
-
-def _least(candidate: Candidate, at: int, shows: Callable[[Case], bool]) -> Candidate:
-    """The least factor of two digits that shows it, found by bisection: no smaller one needs to be looked for."""
-    low, high = 1.0, candidate.factors[at]
-    for _ in range(_BISECTIONS):
-        middle = math.sqrt(low * high)
-        unit = 10.0 ** (math.floor(math.log10(middle)) - 1)
-        middle = math.ceil(middle / unit) * unit
-        if not low < middle < high:
-            break
-        if shows(candidate.with_factor(at, middle).case):
-            high = middle
-        else:
-            low = middle
-    return candidate.with_factor(at, high)
 
 
 def nearest(candidate: Candidate, example: Case, kinds: Sequence[Kind], shows: Callable[[Case], bool]) -> Case:

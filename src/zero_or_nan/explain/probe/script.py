@@ -1,27 +1,30 @@
 """The losses of an unchanged script: `python -m zero_or_nan.explain --probe script.py`.
 
 The script runs until its first backward pass. If a function of the user's has returned the loss by then, this function
-is searched, with the arguments that it was called with. If not, a function is cut out of the code before that pass.
+is searched, with the arguments that it was called with. If not, a function is cut out of the code before that pass:
+many scripts have `loss = …` and `loss.backward()` in one loop. The function has the statements of this block that the
+loss is computed by. Tensors without a graph are its inputs, and all other variables keep their values.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import inspect
+import linecache
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...ignoring.inside import graph_from, not_compiled
 from ...replacing import put_back, replace_engine
 from ..program.code import is_inside
 from ..program.tensors import tensors_in
-from .cutting import cut_out
 from .finding import ProbeReport
 from .loss import loss_of
 from .probing import probe
@@ -37,11 +40,7 @@ _STANDARD = os.path.dirname(os.__file__)
 
 
 class FirstStep(SystemExit):
-    """Ends a script at its first backward pass.
-
-    Attributes:
-        reports: those of its losses, by the name of the function.
-    """
+    """Ends a script at its first backward pass, with the reports of its losses, by the name of the function."""
 
     def __init__(self, reports: dict[str, ProbeReport]) -> None:
         super().__init__()
@@ -108,18 +107,18 @@ class Losses:
     def _cut_out(self, graph: Any) -> ProbeReport | None:
         """The report of a loss that is cut out of the code before its backward pass; None if that does not work."""
         frame: FrameType | None = sys._getframe()
-        while frame is not None:
+        cut = None
+        while frame is not None and cut is None:
             cut = None if is_inside(frame.f_code.co_filename) else cut_out(frame, graph)
-            if cut is not None:
-                break
             frame = frame.f_back
-        else:
+        if cut is None:
             return None
+        function, inputs, code = cut
         try:
-            report = probe(cut.function, *cut.inputs, seconds=self._seconds)
+            report = probe(function, *inputs, seconds=self._seconds)
         except Exception:  # a variable that it needs has changed since
             return None
-        report.notes.append(CUT_OUT.format(cut.code))
+        report.notes.append(CUT_OUT.format(code))
         return report
 
 
@@ -146,3 +145,77 @@ def _called(function: FunctionType, values: dict[str, Any]) -> tuple[Callable[..
     named = {name: values[name] for name in names[count:]} | (values[more_named] if more_named else {})
     called: Callable[..., Any] = MethodType(function, inputs.pop(0)) if names[:1] == ["self"] else function
     return functools.partial(called, **named) if named else called, tuple(inputs)
+
+
+# A function that is cut out of the code.
+
+
+def cut_out(frame: FrameType, graph: Any) -> tuple[Callable[..., Any], tuple[Any, ...], str] | None:
+    """A loss whose backward pass has just begun as a function, with its inputs and its code.
+
+    Args:
+        frame: that of the line which began the pass. If the line can't be read, the result is None.
+        graph: the nodes of the loss.
+    """
+    filename, values = frame.f_code.co_filename, {**frame.f_globals, **frame.f_locals}
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename, frame.f_globals)))
+    except SyntaxError:  # a cell with magic commands
+        return None
+    block = _block_at(tree.body, frame.f_lineno)
+    if not block:
+        return None
+    *before, last = block
+    losses = {each.id: each for each in _names(last) if _is_loss(values.get(each.id), graph)}
+    called = last.value.func if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) else None
+    loss = called.value if isinstance(called, ast.Attribute) and called.attr == "backward" else None
+    loss = next(iter(losses.values())) if len(losses) == 1 else loss  # a GradScaler multiplies it
+    if loss is None:
+        return None
+    body: list[ast.stmt] = [ast.copy_location(ast.Return(loss), last)]
+    wanted = {each.id for each in _names(loss) if _is_computed(values.get(each.id))}
+    for statement in reversed(before):
+        if wanted & {each.id for each in _names(statement, ast.Store)}:
+            body.insert(0, statement)
+            wanted |= {each.id for each in _names(statement) if _is_computed(values.get(each.id))}
+    stored = {each.id for part in body for each in _names(part, ast.Store)}
+    loaded = dict.fromkeys(each.id for part in body for each in _names(part) if each.id not in stored)
+    if any(_is_computed(values.get(name)) for name in loaded):  # by a caller
+        return None
+    inputs = {name: values[name] for name in loaded if _is_input(values.get(name))}
+    name = "loss_fn"
+    while name in values:  # nn.CrossEntropyLoss() is often called so
+        name += "_"
+    header: Any = ast.parse(f"def {name}({', '.join(inputs)}): pass").body[0]
+    header.body = body
+    code = compile(ast.fix_missing_locations(ast.Module([header], [])), filename, "exec")
+    exec(code, values)
+    return values[name], (*inputs.values(),), ast.unparse(header)
+
+
+def _block_at(statements: Sequence[ast.stmt], line: int) -> list[ast.stmt]:
+    """The statements of the innermost block up to the one at a line; empty if there is none."""
+    for number, statement in enumerate(statements):
+        if statement.lineno <= line <= (statement.end_lineno or 0):
+            blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+            blocks += [handler.body for handler in getattr(statement, "handlers", [])]
+            inner = next(filter(None, (_block_at(block, line) for block in blocks)), None)
+            return inner or [*statements[: number + 1]]
+    return []
+
+
+def _names(tree: ast.AST, context: type[ast.expr_context] = ast.Load) -> Iterator[ast.Name]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context))
+
+
+def _is_loss(thing: Any, graph: Any) -> bool:
+    return isinstance(thing, Tensor) and thing.numel() == 1 and thing.grad_fn in graph
+
+
+def _is_computed(thing: Any) -> bool:
+    return any(tensor.grad_fn is not None for tensor in tensors_in(thing))
+
+
+def _is_input(thing: Any) -> bool:
+    tensors = tensors_in(thing)
+    return bool(tensors) and not any(isinstance(each, nn.Parameter) for each in tensors)

@@ -10,7 +10,7 @@ import ast
 import contextlib
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from ..births.call import Call, in_order
 from ..births.chain import Chain, Run
 from ..program.rerun import without_side_effects
 from ..program.source import expression_at
-from ..program.tensors import not_finite
+from ..program.tensors import are_finite, not_finite
 from .precise import Precise, TooHardError
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -49,6 +49,11 @@ class Outcome(NamedTuple):
         """The value, and then the gradients."""
         return [self.value, *self.gradients.values()]
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the value and all gradients are finite."""
+        return are_finite(self.parts)
+
     def filled(self, other: Outcome) -> Outcome:
         """The outcome with the numbers of another one where it has none: 1 - sigmoid(40) is 0 in float64, too."""
         parts = zip(self.parts, other.parts, strict=True)
@@ -62,8 +67,7 @@ def outcome(run: Run, of: Container[int] | None = None) -> Outcome:
     found: dict[tuple[int, int], Tensor] = {}
     latest = [run.result]
     for order in range(1, run.order + 1):
-        weights = [_weights(each) for each in latest]
-        latest = _gradients(run, latest, list(leaves.values()), weights, order < run.order)
+        latest = _gradients(run, latest, list(leaves.values()), map(_weights, latest), order < run.order)
         found.update({(key, order): each.detach() for key, each in zip(leaves, latest, strict=True)})
     return Outcome(run.result.detach(), found)
 
@@ -106,7 +110,7 @@ def measured(before: Outcome, run: Run) -> tuple[float, float]:
 
 
 def _gradients(
-    run: Run, results: Sequence[Tensor], leaves: list[Tensor], weights: Sequence[Tensor], is_recorded: bool = False
+    run: Run, results: Sequence[Tensor], leaves: list[Tensor], weights: Iterable[Tensor], is_recorded: bool = False
 ) -> list[Tensor]:
     pairs = [(result, weight) for result, weight in zip(results, weights, strict=True) if result.requires_grad]
     if not leaves or not pairs:
@@ -118,13 +122,7 @@ def _gradients(
 
 
 class Exact(NamedTuple):
-    """What a chain gives in exact arithmetic.
-
-    Attributes:
-        found: the outcome.
-        run: the run that gave it.
-        in_float64: the outcome in float64.
-    """
+    """What a chain gives in exact arithmetic, the run that gave it, and what the chain gives in float64."""
 
     found: Outcome
     run: Run
@@ -132,29 +130,23 @@ class Exact(NamedTuple):
 
 
 def exactly(chain: Chain, before: Outcome, given: Mapping[int, Tensor] = MappingProxyType({})) -> Exact:
-    """The outcome of a chain in exact arithmetic, as far as that can be found out.
+    """The outcome of a chain in exact arithmetic, as far as that can be found out. In the program it was another one.
 
-    Args:
-        chain: the calls.
-        before: their outcome in the program.
-        given: as for `Chain.run`. The derivatives are those by these tensors, if there are any.
+    The derivatives are those by the tensors that are `given`, as for `Chain.run`, if there are any.
     """
     run = chain.run(torch.float64, given)
     found = in_float64 = outcome(run, given or None)
     pairs = zip(before.parts, found.parts, strict=True)
     is_lost = any(bool((not_finite(was) & not_finite(now)).any()) for was, now in pairs)
-    if is_lost or any(_is_rounded_away(actual, run.values.get(key)) for key, (actual, _) in chain.made.items()):
+    for key, (actual, _) in chain.made.items():
+        value = run.values.get(key)
+        if value is not None and actual.is_floating_point():  # whether rounding gave 0, and not the range of the dtype
+            is_lost |= bool(((actual == 0) & (value.abs() >= torch.finfo(actual.dtype).tiny)).any())
+    if is_lost:
         with contextlib.suppress(ImportError, TooHardError, RuntimeError):
             precise = chain.run(torch.float64, given, Precise())
             found, run = outcome(precise, given or None), precise
     return Exact(found, run, in_float64)
-
-
-def _is_rounded_away(actual: Tensor, value: Tensor | None) -> bool:
-    """Whether rounding, and not the range of the dtype, gave 0 in the program."""
-    if value is None or not actual.is_floating_point():
-        return False
-    return bool(((actual == 0) & (value.abs() >= torch.finfo(actual.dtype).tiny)).any())
 
 
 def exists(before: Outcome, exact: Outcome) -> bool:
@@ -171,16 +163,15 @@ class Lost(NamedTuple):
         fits: whether the dtype has room for it.
         how: how a number on the way to it was lost, as a sentence.
         is_beyond: whether float64 has no number either.
-        call, result: the first call that gave 0 or an infinity for another number, and what it gave; None if a number
-            was only rounded.
+        key: the identity of the first result in the chain that is 0 or an infinity in place of another number; None if
+            a number was only rounded.
     """
 
     exact: str
     fits: bool
     how: str
     is_beyond: bool = False
-    call: Call | None = None
-    result: Tensor | None = None
+    key: int | None = None
 
     def __str__(self) -> str:
         return f"and {self.exact}: {self.how}"
@@ -189,9 +180,12 @@ class Lost(NamedTuple):
 def lost_on_the_way(chain: Chain) -> Lost | None:
     """What exact arithmetic gives, and the number on the way that was lost; None if it gives no number either."""
     plain = chain.run()
-    before = outcome(plain)
-    given = _first_failure(chain, before) if plain.result.numel() > _FEW else {}
-    if given:
+    before, calls = outcome(plain), chain.calls()
+    given: dict[int, Tensor] = {}
+    if plain.result.numel() > _FEW and all(is_pointwise(call.name) for call in calls):
+        at, shape = failed_at(before), before.value.shape
+        taken = [tensor for call in calls for tensor in call.tensors() if id(tensor) not in chain.made]
+        given = {id(tensor): tensor.broadcast_to(shape)[at] for tensor in taken}
         plain = chain.run(given=given)
         before = outcome(plain, given)
     exact, run, in_float64 = exactly(chain, before, given)
@@ -209,35 +203,21 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
         return None
     is_beyond = not cured(before, in_float64, run)[0]
     too = "; float64 loses it, too" if is_beyond and dtype is not torch.float64 else ""
-    for key, value in run.values.items():
-        made, call = chain.made.get(key, (None, None))
-        if made is None or call is None or not made.is_floating_point():
+    for key, (made, call) in chain.made.items():
+        if key not in run.values or not made.is_floating_point():
             continue
-        actual, value = plain.values[key].detach(), value.detach()
+        actual, value = plain.values[key].detach(), run.values[key].detach()
         lost = torch.isfinite(value) & (((actual == 0) & (value != 0)) | actual.isinf())
         if bool(lost.any()):
-            at = tuple(lost.nonzero()[0].tolist())
-            return Lost(right, fits, _sentence(call, actual, value, at) + too, is_beyond, call, made)
+            return Lost(right, fits, _sentence(call, actual, value, first_of(lost)) + too, is_beyond, key)
     is_large = size > torch.finfo(dtype).max
     return Lost(right, fits, too_large if is_large else f"{name} loses a number on the way to it{too}", is_beyond)
-
-
-def _first_failure(chain: Chain, before: Outcome) -> dict[int, Tensor]:
-    """What the chain takes for the first element that failed; empty if a call does not work element by element."""
-    calls, at, shape = chain.calls(), failed_at(before), before.value.shape
-    if not all(is_pointwise(call.name) for call in calls):
-        return {}
-    taken = [tensor for call in calls for tensor in call.tensors() if id(tensor) not in chain.made]
-    return {id(tensor): tensor.broadcast_to(shape)[at] for tensor in taken}
 
 
 def cured(was: Outcome, exact: Outcome, run: Run) -> tuple[str, float]:
     """The first value, or else the first derivative, that exact arithmetic has, with its size; empty if it has none.
 
-    Args:
-        was: the outcome of the program.
-        exact: the exact outcome.
-        run: the run that gave it.
+    `was` is the outcome of the program, and the run is one that gave the exact outcome.
     """
     found = not_finite(was.value) & torch.isfinite(exact.value)
     if bool(found.any()):

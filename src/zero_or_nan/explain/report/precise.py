@@ -96,18 +96,21 @@ class Precise(Mode):
             "threshold_backward": lambda g, a, least: g if a > least else g * 0,
         }
         self._by_row: dict[str, Callable[..., Any]] = {
-            "amax": max,
-            "amin": min,
-            "mean": lambda row: self._sum(row) / len(row),
-            "prod": mpmath.fprod,
-            "sum": self._sum,
+            "amax": lambda *row: max(row),
+            "amin": lambda *row: min(row),
+            "mean": lambda *row: self._sum(row) / len(row),
+            "prod": lambda *row: mpmath.fprod(row),
+            "sum": lambda *row: self._sum(row),
         }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2].rstrip("_")
         if func.is_view or name in _CONSTANTS or not any(map(torch.is_floating_point, tensors_in((args, kwargs)))):
-            return self._as_it_is(func(*args, **kwargs), func._schema.is_mutable)
+            result = func(*args, **kwargs)
+            for tensor in tensors_in(result) if func._schema.is_mutable else ():
+                self._keep(tensor, repeat(None))
+            return result
         if max(tensor.numel() for tensor in tensors_in((args, kwargs))) > MOST_ELEMENTS:
             raise TooHardError(f"a tensor has more than {MOST_ELEMENTS} elements")
         with self._mp.workprec(BITS):
@@ -115,7 +118,7 @@ class Precise(Mode):
                 operands = self._aligned([*args, *kwargs.values()])
                 return self._filled(func(*args, **kwargs), self._by_element[name], operands)
             if name in self._by_row and not kwargs:
-                return self._filled(func(*args), self._by_row[name], zip(self._rows(*args), strict=True), is_row=True)
+                return self._filled(func(*args), self._by_row[name], self._rows(*args))
             if (name in _MOVES or numerics_of(name).moves) and not each_in(args, float):
                 return self._moved(func, args, kwargs)
         with self:
@@ -126,11 +129,6 @@ class Precise(Mode):
             raise TooHardError(f"{func} is not known")
         return result
 
-    def _as_it_is(self, result: Any, is_written: bool) -> Any:
-        for tensor in tensors_in(result) if is_written else ():
-            self._keep(tensor, repeat(None))
-        return result
-
     def _sigmoid(self, a: Any) -> Any:
         return 1 / (1 + self._mp.exp(-a))
 
@@ -138,7 +136,7 @@ class Precise(Mode):
         total = self._mp.fsum(row)
         return total if abs(total) > _NOISE * max(map(abs, row), default=0) else self._mp.mpf(0)
 
-    def _aligned(self, operands: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
+    def _aligned(self, operands: Sequence[Any]) -> Iterable[Sequence[Any]]:
         """The numbers of operands, element by element."""
         shape = torch.broadcast_shapes(*(each.shape for each in operands if isinstance(each, Tensor)))
         rows = [
@@ -150,9 +148,9 @@ class Precise(Mode):
     def _rows(self, tensor: Tensor, dim: Any = None, keepdim: bool = False) -> list[list[Any]]:
         """The numbers that are reduced to each element of a result."""
         dims = range(tensor.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
-        gone = {each % max(tensor.dim(), 1) for each in dims if tensor.dim()}
+        gone = sorted(each % tensor.dim() for each in dims) if tensor.dim() else []
         kept = [each for each in range(tensor.dim()) if each not in gone]
-        moved = tensor.permute(*kept, *sorted(gone)).flatten(len(kept)) if gone else tensor.unsqueeze(-1)
+        moved = tensor.permute(*kept, *gone).flatten(len(kept)) if gone else tensor.unsqueeze(-1)
         numbers, length = self._numbers(moved), moved.shape[-1]
         return [numbers[at : at + length] for at in range(0, len(numbers), length)] if length else []
 
@@ -180,16 +178,14 @@ class Precise(Mode):
             self._keep(tensor, [every[int(each)] for each in at.flatten().tolist()])
         return result
 
-    def _filled(self, result: Tensor, compute: Any, rows: Iterable[tuple[Any, ...]], is_row: bool = False) -> Tensor:
+    def _filled(self, result: Tensor, compute: Callable[..., Any], rows: Iterable[Sequence[Any]]) -> Tensor:
         """A result, with its numbers computed once more. Where that gives none, it stays as it is."""
-        self._keep(result, [self._of(compute, *row, is_row=is_row) for row in rows])
+        self._keep(result, [self._of(compute, row) for row in rows])
         return result
 
-    def _of(self, compute: Any, *operands: Any, is_row: bool) -> Any:
+    def _of(self, compute: Callable[..., Any], operands: Sequence[Any]) -> Any:
         try:
-            if not all(map(self._mp.isfinite, operands[0] if is_row else operands)):
-                return None
-            found = compute(*operands)
+            found = compute(*operands) if all(map(self._mp.isfinite, operands)) else None
         except (ArithmeticError, ValueError):  # a pole
             return None
         return found if isinstance(found, self._mp.mpf) and self._mp.isfinite(found) else None

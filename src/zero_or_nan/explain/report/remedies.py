@@ -363,7 +363,10 @@ def remedy(
         situation = _situation(operator, operands)
         if situation == operator and operator in REWRITES:
             section = points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
-            return _not_right(refused) if refused else _not_tried(REWRITES[operator]), address_of(section)
+            if refused:
+                lines = ["# what is often written here was tried on your numbers, and gives other ones:"]
+                return "\n".join([*lines, *(f"#   {code}" for code in refused)]), address_of(section)
+            return _not_tried(REWRITES[operator]), address_of(section)
         operator = situation
     if operator in (DIVERGENCE, MOVE, GROWTH, BEYOND, EPSILON):
         pass  # it matters more than the dtype
@@ -382,12 +385,6 @@ def remedy(
         code = re.sub(r"\bx\b", tensor, code)  # the rows to leave out are those of this tensor
     is_general = kind == "undefined" and operator in ("", "a derivative")
     return code, address_of(is_general and points or found.section)
-
-
-def _not_right(codes: Sequence[str]) -> str:
-    """Code that was tried and is wrong, as a warning."""
-    lines = [f"#   {code}" for code in codes]
-    return "\n".join(["# what is often written here was tried on your numbers, and gives other ones:", *lines])
 
 
 def _not_tried(rewrites: Sequence[Rewrite]) -> str:

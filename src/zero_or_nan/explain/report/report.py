@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from textwrap import dedent
 from typing import Any, Literal
@@ -150,14 +151,11 @@ class Origin:
         """The elements that are not finite, and the tensor that holds them, as text."""
         shown = ", ".join(str(list(entry)) for entry in self.entries[:3])
         more = ", …" if self.count > 3 else ""
-        total = 1
-        for size in self.shape:
-            total *= size
         times = f"; {self.times} times" if self.times > 1 else ""
         kind = f"{self.dtype} of shape {list(self.shape)} on {self.device}"
         if not self.shape:
             return f"a {self.dtype} number on {self.device}{times}"
-        return f"{self.count} of {total} elements: {shown}{more} in {kind}{times}"
+        return f"{self.count} of {math.prod(self.shape)} elements: {shown}{more} in {kind}{times}"
 
     @property
     def way(self) -> str:
@@ -174,19 +172,12 @@ class Origin:
             text = text.replace("the loss uses this element", "the optimizer wrote this element into a parameter")
         if self.tie:
             text = f"{text.partition(':')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
-        text += self.is_fixed
+        if self.kind == "contaminated" and self.fixed is not None:
+            gave = "gave" if self.fixed else "alone did not give"
+            text += f"; ignoring.backward {gave} finite gradients on this very graph"
         if self.is_sure:
             return text
         return text.replace("the loss uses this element, and", "if the loss uses this element,")
-
-    @property
-    def is_fixed(self) -> str:
-        """What `ignoring` made of it, where that was tried."""
-        if self.kind != "contaminated" or self.fixed is None:
-            return ""
-        if self.fixed:
-            return "; ignoring.backward gave finite gradients on this very graph"
-        return "; ignoring.backward alone did not give finite gradients on this very graph"
 
     def _card(self) -> str:
         module = f" in {notebook.word(self.module)}" if self.module else ""
@@ -225,31 +216,13 @@ class Report:
     @property
     def ok(self) -> bool:
         """True if the loss and all gradients are finite, as far as this process computed them."""
-        return not self._unread
+        return not self.origins
 
     @property
     def begins_with_overflow(self) -> bool:
         """Whether the first origin is a number that is too large for its dtype."""
-        first = None if self.ok else self._unread[0]
+        first = None if self.ok else self.origins[0]
         return first is not None and first.kind == "overflow" and (not first.exact or " ends at " in first.exact)
-
-    @property
-    def _unread(self) -> list[Origin]:
-        """The origins as they are."""
-        origins: list[Origin] = vars(self)["origins"]
-        return origins
-
-    def add(self, origin: Origin, complete: Callable[[], None]) -> None:
-        """Add an origin, and a function to call when somebody reads the origins."""
-        self._unread.append(origin)
-        vars(self)["_complete"] = complete
-
-    def drop(self, origin: Origin) -> None:
-        """Leave an origin out, because another one stands for it."""
-        self._unread.remove(origin)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"origins": self.origins, **vars(self)}  # they are complete when the others are looked at
 
     def note(self, text: str) -> None:
         """Say once what could not be looked into."""
@@ -260,7 +233,7 @@ class Report:
         return iter(self.origins)
 
     def __len__(self) -> int:
-        return len(self._unread)
+        return len(self.origins)
 
     def __bool__(self) -> bool:
         return True
@@ -273,7 +246,7 @@ class Report:
     @property
     def _left_out(self) -> list[str]:
         """A note on the origins that are not printed."""
-        more = len(self._unread) - MOST_PRINTED
+        more = len(self.origins) - MOST_PRINTED
         return [f"{more} more origins are in the list `origins` of this report"] if more > 0 else []
 
     @property
@@ -325,22 +298,6 @@ class Report:
     def to_json(self) -> str:
         """The same content as `to_dict`, as JSON."""
         return json.dumps({"ok": self.ok, **asdict(self)}, indent=2)
-
-
-class _Completed:
-    """An attribute that is completed when it is read."""
-
-    def __get__(self, report: Report, owner: type[Report]) -> list[Origin]:
-        complete = vars(report).pop("_complete", None)
-        if complete is not None:
-            complete()
-        return report._unread
-
-    def __set__(self, report: Report, origins: list[Origin]) -> None:
-        vars(report)["origins"] = origins
-
-
-Report.origins = _Completed()  # type: ignore[assignment]
 
 
 class NotFiniteError(FloatingPointError):

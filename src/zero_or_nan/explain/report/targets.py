@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -38,12 +38,25 @@ def without_gaps(chains: Sequence[Chain], is_dropped: bool = False) -> Advice:
         chains: those of the call that compares the target with a prediction, and of the calls that used its result.
         is_dropped: whether the program leaves the NaN out after the comparison, so that its loss is right.
     """
-    beside = [chain for chain in chains if chain.call.is_beside(chains[0].call)]
     numbers = [chain for chain in chains if outcome(chain.run()).value.numel() == 1]
-    ends = [*[chain for chain in beside[::-1] if chain in numbers], *(numbers[::-1] if is_dropped else numbers)]
-    advise = _of_dropped if is_dropped else _advice
-    found = (advise(end, chains) for end in ends)  # the first that is right: a sum may have other gaps, too
-    return next((advice for advice in found if advice.remedy), _NOT_TRIED)
+    beside = [chain for chain in numbers[::-1] if chain.call.is_beside(chains[0].call)]
+    ends = [*beside, *(numbers[::-1] if is_dropped else numbers)]
+    found = (advice for end in ends for advice in _advice(end, chains, is_dropped))
+    return next((advice for advice in found if advice.remedy), _NOT_TRIED)  # a sum may have other gaps, too
+
+
+def _advice(end: Chain, chains: Sequence[Chain], is_dropped: bool) -> Iterator[Advice]:
+    """The ways to write the line if `end` gives the loss: a loss that is right, or one that is not finite."""
+    right, comparison = outcome(end.run()).value if is_dropped else None, chains[0].call
+    source = linecache.getline(comparison.place.filename, comparison.place.line)
+    is_alone = end.call.is_beside(comparison) and not re.search(";|:=", source)
+    others = [chain.call for chain in chains if not any(map(chain.call.is_again, end.calls()))]
+    is_used_otherwise = any(tensor.numel() != 1 for call in others for tensor in call.tensors())
+    if (is_alone or not is_dropped) and not is_used_otherwise:
+        for way in (_known, _filled) if is_dropped else (_filled, _known):
+            yield way(end, chains, right)
+    if is_dropped:
+        yield _detached(end, chains)
 
 
 def _line(end: Chain, chains: Sequence[Chain]) -> list[Call]:
@@ -52,42 +65,14 @@ def _line(end: Chain, chains: Sequence[Chain]) -> list[Call]:
     return [call for call in end.calls() if call.is_beside(first) and not any(map(call.is_again, before))]
 
 
-def _advice(end: Chain, chains: Sequence[Chain]) -> Advice:
-    """The same, if `end` gives the loss, and the loss is not finite."""
-    if any(_is_used_otherwise(chain.call, end) for chain in chains):
-        return _NOT_TRIED
-    filled = _filled(end, chains)
-    return filled if filled.remedy else _known(end, chains)
-
-
-def _of_dropped(end: Chain, chains: Sequence[Chain]) -> Advice:
-    """The same, if `end` gives a loss that is right."""
-    right, comparison = outcome(end.run()).value, chains[0].call
-    source = linecache.getline(comparison.place.filename, comparison.place.line)
-    is_alone = end.call.is_beside(comparison) and not re.search(";|:=", source)
-    if is_alone and not any(_is_used_otherwise(chain.call, end) for chain in chains):
-        found = (way(end, chains, right) for way in (_known, _filled))
-        return next((advice for advice in found if advice.remedy), None) or _detached(end, chains)
-    return _detached(end, chains)
-
-
-_FILLS = 0.0, 1.0, -100.0
-
-
-def _is_used_otherwise(call: Call, end: Chain) -> bool:
-    """Whether a call takes more than the loss, and gives something else than the loss."""
-    is_part = any(map(call.is_again, end.calls()))
-    return not is_part and any(tensor.numel() != 1 for tensor in call.tensors())
-
-
-def _filled(end: Chain, chains: Sequence[Chain], right: Tensor | None = None) -> Advice:
+def _filled(end: Chain, chains: Sequence[Chain], right: Tensor | None) -> Advice:
     """The line with a number for each NaN of the target, if the loss does not depend on this number."""
     part = _Part(end, _line(end, chains)[-1:])
     gaps = part.target.isnan()
-    runs = [part.chain.run(given={id(part.target): torch.where(gaps, fill, part.target)}) for fill in _FILLS]
-    first, *others = [outcome(run).parts for run in runs]
+    filled = [torch.where(gaps, fill, part.target) for fill in (0.0, 1.0, -100.0)]
+    first, *others = [outcome(part.chain.run(given={id(part.target): each})).parts for each in filled]
     is_same = all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
-    if not is_same or not are_finite(first) or (right is not None and not torch.equal(first[0], right)):
+    if not (is_same and are_finite(first)) or (right is not None and not torch.equal(first[0], right)):
         return _NOT_TRIED
     why = "# the loss does not depend on {} where it is NaN: line {} with another number there."
     return part.written(why, float(first[0]), {id(part.target): "torch.where({0}.isnan(), 0, {0})"})
@@ -109,7 +94,7 @@ def _detached(end: Chain, chains: Sequence[Chain]) -> Advice:
     return part.written(why, float(found.value), dict.fromkeys(predictions, code))
 
 
-def _known(end: Chain, chains: Sequence[Chain], right: Tensor | None = None) -> Advice:
+def _known(end: Chain, chains: Sequence[Chain], right: Tensor | None) -> Advice:
     """The line with the known elements or rows of the target, and of all that is compared with it."""
     results = {key for key, (_, call) in end.made.items() if any(call.is_again(chain.call) for chain in chains)}
     line = _line(end, chains)
@@ -128,11 +113,8 @@ def _known(end: Chain, chains: Sequence[Chain], right: Tensor | None = None) -> 
 def _tried(part: _Part, results: set[int], known: Tensor, right: Tensor | None) -> float | None:
     """The loss of the known elements or rows; None if it isn't finite or right, or if each has no loss of its own.
 
-    Args:
-        part: the calls that get these elements.
-        results: the identities of the tensors that were computed from the comparison.
-        known: the elements or rows.
-        right: the loss of the program, if it is right.
+    The results are the identities of the tensors that were computed from the comparison. If the loss of the program is
+    right, this loss has to be the same.
     """
     chain, alike = part.chain, part.alike
     try:

@@ -3,31 +3,35 @@
 The chain of calls runs in float64, which has room for what was too large, too small or rounded in the program. Where
 that gives a number and a gradient, a rewrite must give the same ones. Where it gives none, the rewrite must say what it
 chooses. On ordinary numbers beside the reader's, the rewrite must agree with the program's own computation.
+
+A rewrite fits if its pattern is that of a call and of those before it. Its code is the line of the failed call once
+more, with the rewrite in it.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...functions.rewrites import REWRITES, Rewrite
+from ...functions.rewrites import REWRITES, Rewrite, function_in, operands_in
 from ..births.arithmetic import number
-from ..births.call import Call
+from ..births.call import Call, arranged, in_order
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.rerun import extra, without_side_effects
-from ..program.tensors import not_finite
+from ..program.source import Expression, can_come_before, expression_at, free_name, has_functional, is_rebound
+from ..program.tensors import are_finite, not_finite, tensors_in
 from .exact import CLOSE, Lost, Outcome, cured, exactly, lost_on_the_way, measured, outcome
-from .floors import constant_lost, floor_under, larger_constant
-from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
-from .widening import widened
+from .widening import constant_lost, floor_under, larger_constant, widened
 
 MOST_ELEMENTS = 5_000_000
 """The size of the operands from which on nothing is tried."""
@@ -43,10 +47,8 @@ class Tried(NamedTuple):
     """A rewrite that gave the right numbers.
 
     Attributes:
-        line: the code to write.
-        replaces: the line that it replaces; None if it is only a part of it.
-        choice: what it chooses, or empty.
-        value, gradient: the first element of its result that was not finite before, and the gradient there.
+        line, replaces: as in `Advice`.
+        choice, value, gradient: as in `Measured`.
         is_bound: whether it gives another number than exact arithmetic, because the dtype has no room for that.
         beyond: what it gives and float64 does not, as a phrase; empty if float64 gives the same.
         is_whole: whether it is the failed call that gives the value, and not one after it.
@@ -60,6 +62,10 @@ class Tried(NamedTuple):
     is_bound: bool = False
     beyond: str = ""
     is_whole: bool = False
+
+    @property
+    def measured(self) -> str:
+        return f"value {number(self.value)}, gradient {number(self.gradient)}"
 
 
 class Advice(NamedTuple):
@@ -119,12 +125,15 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
     if best is not None:
         if best.beyond and best.is_whole and lost is None:
             exact = f"and {best.beyond}: float64 rounds a number before it, too"
-        others = [each for each in found if each.choice and best.choice and not _is_alike(each, best)]
+        other_than = re.sub(r"\d", "", best.line)  # two rewrites may differ in numbers alone
+        others = [each for each in found if each.choice and best.choice and re.sub(r"\d", "", each.line) != other_than]
         text = "\n".join([_told(best), *map(_or, others[:1])])
         return Advice(text, best.replaces, exact, tried=(best, *others[:1]))
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
-    wider = widened(chains, len(near), module) or (constant and larger_constant(constant, failed))
+    wider = widened(chains, len(near), module)
+    if wider is None and lost is not None and constant is not None:
+        wider = larger_constant(constant, lost, failed)
     if wider is not None:
         return Advice(*wider, exact, situation=situation)
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
@@ -150,31 +159,21 @@ def _grown(chain: Chain) -> str:
     return f"the calls of this line before it gave up to {', '.join(map(number, sizes[-3:]))}"
 
 
-def _is_alike(one: Tried, other: Tried) -> bool:
-    """Whether two rewrites differ in numbers alone."""
-    return re.sub(r"\d", "", one.line) == re.sub(r"\d", "", other.line)
-
-
 def _or(found: Tried) -> str:
     """Another choice, as a comment."""
-    measured = f"value {number(found.value)}, gradient {number(found.gradient)}"
-    return "\n".join(f"# {line}" for line in (f"or: {found.choice} ({measured})", *found.line.splitlines()))
+    return "\n".join(f"# {line}" for line in (f"or: {found.choice} ({found.measured})", *found.line.splitlines()))
 
 
 def _told(found: Tried) -> str:
-    measured = f"value {number(found.value)}, gradient {number(found.gradient)}"
     if found.choice:
-        return f"# a choice: {found.choice}. Tried on your numbers: {measured}\n{found.line}"
-    return f"# tried on your numbers: {measured}{'' if found.beyond else ', as in float64'}\n{found.line}"
+        return f"# a choice: {found.choice}. Tried on your numbers: {found.measured}\n{found.line}"
+    return f"# tried on your numbers: {found.measured}{'' if found.beyond else ', as in float64'}\n{found.line}"
 
 
 def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[Tried]:
     """The rewrites of the last call of a chain that give the right numbers, and that replace the failed call.
 
-    Args:
-        chain: the calls.
-        chains: all chains, the last of which ends with the failed call.
-        lost: what the failed call gives in exact arithmetic. Then there is nothing to choose.
+    The failed call is the last of the last chain. If it gives a number in exact arithmetic, there is nothing to choose.
     """
     for each in REWRITES.get(chain.call.name, ()):
         for match in matches(each.pattern, chain.call, chain, Match({}, ())):
@@ -186,24 +185,24 @@ def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[
 
 
 def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Tried | None:
+    """What a rewrite gives, if it is right: in the program's dtype, in float64, and on ordinary numbers."""
     names = match.names
     given = {id(thing): thing for thing in names.values() if isinstance(thing, Tensor)}
     try:
         before = outcome(chain.run(given=given), given)
         exact, _, in_float64 = exactly(chain, before, given)
         beyond = ""
-        if not rewrite.choice and not any(bool(not_finite(tensor).any()) for tensor in given.values()):
+        if not rewrite.choice and are_finite([*given.values()]):
             wide = _by_rewrite(rewrite, names, chain, given, torch.float64)
             exact = exact.filled(outcome(wide))
             beyond, _ = cured(in_float64, exact, wide)
         rewritten = _by_rewrite(rewrite, names, chain, given, None)
         after = outcome(rewritten)
-        if all(bool(torch.isfinite(part).all()) for part in before.parts):
+        if before.is_finite:
             return None  # it does not fail by itself: what arrived in backward was too large
         is_exact = after.value.shape == before.value.shape and _agrees(after, before, exact, False)
         if not is_exact:
-            is_known = all(bool(torch.isfinite(part).all()) for part in exact.parts)
-            may_choose = rewrite.choice and (lost is None or not lost.fits or is_known)
+            may_choose = rewrite.choice and (lost is None or not lost.fits or exact.is_finite)
             if not may_choose or after.value.shape != before.value.shape or not _agrees(after, before, exact, True):
                 return None
             if not all(_keeps(later, chain.call, after.value) for later in chains) or not _is_limit(chain, after.value):
@@ -211,7 +210,8 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
         for seed in range(_ORDINARY):
             numbers = ordinary(given, seed)
             if seed % 2:  # sqrt(1 - exp(x)) exists for negative x alone
-                numbers = {key: _with_signs(each, given[key]) for key, each in numbers.items()}
+                floats = [key for key, each in numbers.items() if each.is_floating_point()]
+                numbers |= {key: numbers[key].copysign(given[key]) for key in floats}
             program = outcome(chain.run(torch.float64, numbers), numbers)
             once_more = _by_rewrite(rewrite, names, chain, numbers, torch.float64)
             if not _is_near(outcome(once_more), program):
@@ -239,20 +239,14 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
     return bool(torch.allclose(now[known].double(), exact[known], rtol=close))
 
 
-def _two_calls_before(chain: Chain) -> dict[int, Tensor]:
-    """The tensors that the operands of a call were computed from, two calls before it."""
-    found = chain.call.tensors()
-    for _ in range(2):
-        before = [(tensor, chain.of(tensor)) for tensor in found]
-        found = [each for tensor, call in before for each in ([tensor] if call is None else call.tensors())]
-    return {id(tensor): tensor for tensor in found if tensor.is_floating_point()}
-
-
 def _is_limit(chain: Chain, value: Tensor) -> bool:
     """Whether a value that was chosen is the limit there, if there is one: sin(x) / x has the limit 1 at 0."""
     bad = not_finite(chain.run(torch.float64).result.detach())
-    given = _two_calls_before(chain)
-    near: list[Tensor] = []
+    operands, near = chain.call.tensors(), list[Tensor]()
+    for _ in range(2):  # what they were computed from, two calls before
+        before = [(tensor, chain.of(tensor)) for tensor in operands]
+        operands = [each for tensor, call in before for each in ([tensor] if call is None else call.tensors())]
+    given = {id(tensor): tensor for tensor in operands if tensor.is_floating_point()}
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         for step in (1e-3, 1e-5):
@@ -291,10 +285,6 @@ def ordinary(given: Mapping[int, Tensor], seed: int, most: float = 1.8) -> dict[
     }
 
 
-def _with_signs(numbers: Tensor, of: Tensor) -> Tensor:
-    return numbers.copysign(of) if numbers.is_floating_point() else numbers
-
-
 def _drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator) -> Tensor:
     """Random numbers in the shape of a tensor. They are drawn on the CPU, so they are the same on every device."""
     return draw(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like.device)
@@ -302,8 +292,7 @@ def _drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator
 
 def _is_near(after: Outcome, program: Outcome) -> bool:
     """Whether a rewrite gives what the program gives, where that gives numbers. Both are in float64."""
-    pairs = [(after.value, program.value), *((after.gradients[key], found) for key, found in program.gradients.items())]
-    for now, was in pairs:
+    for now, was in zip(after.parts, program.parts, strict=True):
         known = torch.isfinite(was)
         if not torch.allclose(now[known], was[known], rtol=1e-7, atol=1e-9):
             return False
@@ -312,23 +301,147 @@ def _is_near(after: Outcome, program: Outcome) -> bool:
 
 def _agrees(after: Outcome, before: Outcome, exact: Outcome, chooses: bool) -> bool:
     """Whether what a rewrite gives is finite, and is what exact arithmetic gives, if that gives a number."""
-    pairs = [(after.value, before.value, exact.value)]
-    pairs += [(after.gradients[name], before.gradients[name], exact.gradients[name]) for name in exact.gradients]
-    for now, was, right in pairs:
-        if bool(not_finite(now).any()):
-            return False
+    for now, was, right in zip(after.parts, before.parts, exact.parts, strict=True):
         known = torch.isfinite(right.to(was.dtype))
-        # There is no such number, or the dtype has none. The program had none either, and the rewrite chooses one.
-        if not chooses and not bool(known.all()):
+        # Elsewhere there is no such number, or the dtype has none. The program had none either: a rewrite chooses one.
+        if not are_finite(now) or not chooses and not bool(known.all()):
             return False
-        rtol, atol = CLOSE.get(was.dtype, 1e-4), _least(was, right)
+        finite = right[torch.isfinite(right)]
+        largest = min(float(finite.abs().max()), 1.0) if finite.numel() else 0.0
+        rtol, atol = CLOSE.get(was.dtype, 1e-4), torch.finfo(was.dtype).eps * largest  # of rounding
         if not torch.allclose(now.double()[known], right[known], rtol=rtol, atol=atol):
             return False
     return True
 
 
-def _least(was: Tensor, right: Tensor) -> float:
-    """The absolute difference that rounding the largest number explains."""
-    finite = right[torch.isfinite(right)]
-    largest = float(finite.abs().max()) if finite.numel() else 0.0
-    return torch.finfo(was.dtype).eps * min(largest, 1.0)
+# The calls that a rewrite fits, and the line with it.
+
+
+class Match(NamedTuple):
+    """What the names of a pattern stand for, and the calls that it replaces, the last one first."""
+
+    names: Mapping[str, Any]
+    replaced: tuple[Call, ...]
+
+
+def matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) -> Iterator[Match]:
+    """The ways in which a pattern fits a call, and the calls before it."""
+    if call is None or call.name != function_in(pattern):
+        return
+    written, names = operands_in(pattern), dict(match.names)
+    given, options, unusual = arranged(call)
+    for keyword in pattern.keywords if isinstance(pattern, ast.Call) else ():
+        names[ast.unparse(keyword.value)] = options.get(str(keyword.arg))
+        unusual -= {keyword.arg}
+    if isinstance(written[-1], ast.Name) and written[-1].id == "dim":
+        parameters = ["p", "dim", "keepdim"] if call.name == "norm" else ["dim", "keepdim"]
+        options |= dict(zip(parameters, given[1:], strict=False))
+        names |= {"dim": options.get("dim"), "keepdim": options.get("keepdim", False)}
+        written, given, unusual = written[:-1], given[:1], unusual - {"dim", "keepdim"}
+        if names["dim"] is None or options.get("p") not in (None, 2, "fro"):
+            return
+    if len(given) == len(written) and not unusual - {"dtype"}:
+        for order in [given, given[::-1]] if call.name in ("add", "mul") else [given]:
+            pairs = list(zip(written, order, strict=True))
+            yield from _matches_of_each(pairs, chain, Match(names, (*match.replaced, call)))
+
+
+def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match: Match) -> Iterator[Match]:
+    """The ways in which each part of a pattern fits an operand."""
+    if not pairs:
+        yield match
+        return
+    (part, thing), *rest = pairs
+    if isinstance(part, ast.Name):
+        known = match.names.get(part.id, thing)
+        if known is thing or not isinstance(thing, Tensor) and not isinstance(known, Tensor) and known == thing:
+            yield from _matches_of_each(rest, chain, match._replace(names={**match.names, part.id: thing}))
+    elif isinstance(part, ast.Constant):
+        if not isinstance(thing, Tensor) and thing == part.value:
+            yield from _matches_of_each(rest, chain, match)
+    elif isinstance(thing, Tensor):
+        for inner in matches(part, chain.of(thing), chain, match):
+            yield from _matches_of_each(rest, chain, inner)
+
+
+def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
+    """The user's line with the rewrite in it, and its number; or the rewrite with a remark, if it can't be read."""
+    call, names = match.replaced[0], match.names
+    tensors = [name for name, thing in names.items() if any(True for _ in tensors_in(thing))]
+    expression = expression_at(call.place, call.name)
+    texts = {} if expression is None or not expression.is_whole else _texts(tensors, match, expression)
+    before = []
+    for name in [name for name in tensors if name in texts and not texts[name].isidentifier()]:
+        if expression is None or len(re.findall(rf"\b{name}\b", rewrite.code)) == 1:
+            continue
+        if not expression.has_scope and can_come_before(call.place):
+            free = free_name(name, call.place)
+            before.append(f"{free} = {texts[name]}")  # it is written once
+            texts[name] = free
+        elif "(" in texts[name]:
+            del texts[name]  # a call would run several times
+    unknown = [name for name in tensors if name not in texts]
+    written = texts | {name: free_name(name, call.place) for name in unknown}
+    written |= {name: repr(thing) for name, thing in names.items() if name not in tensors}
+    source = rewrite.code
+    if not has_functional(call.place):
+        source = re.sub(r"\bF\.", "torch.nn.functional.", source)
+    code = _short(ast.unparse(_Named(written).visit(ast.parse(source, mode="eval").body)))
+    if expression is not None and expression.is_whole and not unknown:
+        return "\n".join([*before, expression.replaced_by(code)]), call.place.line
+    where = [
+        f"# {written[name]} is an operand of {of.name} in line {of.place.line}"
+        for name, (of, _) in _uses(unknown, match)
+    ]
+    return "\n".join([f"# in place of {call.name} in line {call.place.line}", *where, *before, code]), None
+
+
+def _texts(names: Sequence[str], match: Match, last: Expression) -> dict[str, str]:
+    """The user's expression for each name, if it means the same tensor in the expression of the last call."""
+    end, texts = match.replaced[0].place, {}
+    for name, (call, at) in _uses(names, match):
+        expression = expression_at(call.place, call.name)
+        operands = [] if expression is None else expression.operands()
+        if expression is None or call.place.code is not end.code or call.is_old or at >= len(operands):
+            continue
+        is_inside = call.place.line == end.line and last.start <= expression.start <= expression.end <= last.end
+        is_again = call.place.line != end.line and "(" in operands[at]  # a call would run a second time
+        has_scope = expression.has_scope or last.has_scope
+        if is_inside or not (is_again or has_scope or is_rebound(operands[at], call.place, end)):
+            texts[name] = operands[at]
+    return texts
+
+
+def _uses(names: Sequence[str], match: Match) -> Iterator[tuple[str, tuple[Call, int]]]:
+    """For each name, the call that it is an operand of, and its position there."""
+    for name in names:
+        for call in match.replaced:
+            at = next((at for at, each in enumerate(in_order(call)) if each is match.names[name]), None)
+            if at is not None:
+                yield name, (call, at)
+                break
+
+
+def _short(code: str) -> str:
+    """Code with double quotes, and without zeros in exponents, if it means the same then."""
+    short = code.replace("e-0", "e-").replace("'", '"')
+    with contextlib.suppress(SyntaxError):
+        if ast.dump(ast.parse(short)) == ast.dump(ast.parse(code)):
+            return short
+    return code
+
+
+class _Named(ast.NodeTransformer):
+    """Puts the user's expressions in the place of names."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+
+    def visit_keyword(self, node: ast.keyword) -> ast.keyword | None:
+        """A `keepdim` of False is left out."""
+        node = ast.keyword(node.arg, self.visit(node.value))
+        return None if ast.unparse(node) == "keepdim=False" else node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        text = self.texts.get(node.id)
+        return node if text is None else ast.parse(text, mode="eval").body

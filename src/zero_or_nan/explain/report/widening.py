@@ -1,7 +1,11 @@
-"""A line of the user's in a wider dtype, which has room for what the program's dtype has lost.
+"""A line of the user's that loses nothing: in a wider dtype, or with a larger number beside one that was lost.
 
-A whole formula may be converted at its first line, if its result fits the program's dtype. If a number does not fit
-float16, only the call that gave it runs in float32, and what follows takes float32 from there.
+A whole formula may be converted to a wider dtype at its first line, if its result fits the program's dtype. If a number
+does not fit float16, only the call that gave it runs in float32, and what follows takes float32 from there.
+
+A small number keeps a divisor, or the argument of a logarithm, away from 0. float16 rounds an eps of 1e-8 to 0. If the
+line does not work in float32 either, because the slope of 1e8 does not fit the gradient, the smallest power of 10 that
+works is a choice.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
 from ..program.source import can_come_before, closed, expression_at, expression_of_module, with_each, with_each_in
-from ..program.tensors import not_finite
-from .exact import CLOSE, exactly, exists, failed_at, outcome, texts_of
+from ..program.tensors import are_finite, each_in
+from .exact import CLOSE, Lost, exactly, exists, failed_at, measured, outcome, texts_of
 
 
 def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, int] | None:
@@ -59,7 +63,8 @@ def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     exact = exactly(chain, before).found
     if dtypes == {wider} or not exists(before, exact):
         return None
-    first = min((call for call in chain.calls() if call.place.code is chain.call.place.code), key=_line)
+    own = [call for call in chain.calls() if call.place.code is chain.call.place.code]
+    first = min(own, key=lambda call: call.place.line)
     beside = [call for call in chain.calls() if call.is_beside(first)]
     given = {id(tensor): tensor for call in beside for tensor in call.tensors() if id(tensor) not in chain.made}
     wide = {key: tensor.to(wider) for key, tensor in given.items() if tensor.is_floating_point()}
@@ -80,14 +85,14 @@ def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     pairs = [(before.value, found.value, exact.value)]
     pairs += [(before.gradients[key], gradients[key], exact.gradients[key]) for key in gradients]
     for was, now, right in pairs:
-        if bool(not_finite(now.to(was.dtype)).any()) or not _is_near(now.double(), right, near):
+        if not are_finite(now.to(was.dtype)) or not _is_near(now.double(), right, near):
             return None
-    measured = f"value {number(found.value[failed_at(before)].item())}, and finite gradients"
-    return f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: {measured}\n{line}", first.place.line
+    value = found.value[failed_at(before)].item()
+    return _told(value, str(wider).removeprefix("torch."), line), first.place.line
 
 
-def _line(call: Call) -> int:
-    return call.place.line
+def _told(value: float, dtype: str, line: str) -> str:
+    return f"# tried on your numbers, in {dtype}: value {number(value)}, and finite gradients\n{line}"
 
 
 def _with_wide(chain: Chain, first: Call, wide: Mapping[int, Tensor]) -> Chain:
@@ -99,21 +104,14 @@ def _with_wide(chain: Chain, first: Call, wide: Mapping[int, Tensor]) -> Chain:
         args, kwargs = tree_map_only(Tensor, lambda each: wide.get(id(each), each), (call.args, dict(call.kwargs)))
         return call._replace(args=args, kwargs=kwargs)
 
-    made = {key: (tensor, widened(call)) for key, (tensor, call) in chain.made.items()}
     wanted = chain.wanted | {id(tensor) for key, tensor in wide.items() if key in chain.wanted}
-    return replace(chain, call=widened(chain.call), made=made, wanted=wanted)
+    return replace(chain.with_calls(widened), wanted=wanted)
 
 
 def _in_float32(
     chains: Sequence[Chain], module: str, at: tuple[int, ...], autocast: str = ""
 ) -> tuple[str, int] | None:
-    """The line of a call that left float16, with this call in float32.
-
-    Args:
-        chains, module: as of `widened`.
-        at: the element that was not finite.
-        autocast: the device whose autocast has to be off for it; empty if it may stay.
-    """
+    """The line of a call that left float16, with this call in float32, and without the autocast of a device, if any."""
     failed = chains[-1].call
     for chain in chains:
         again = next((call for call in chain.calls() if call.is_again(failed)), None)
@@ -123,7 +121,7 @@ def _in_float32(
         run = chain.run(given=given)
         found = outcome(run)
         arriving = [each.half() for (key, _), each in found.gradients.items() if key in given]
-        if chain is chains[0] and any(bool(not_finite(each).any()) for each in arriving):
+        if chain is chains[0] and not are_finite(arriving):
             return None
         pairs = zip(found.parts, outcome(chain.run(torch.float64, given)).parts, strict=True)
         near = CLOSE[torch.float16]  # what is computed from here on may be in float16
@@ -136,8 +134,7 @@ def _in_float32(
         if with_each(line, {}) is None or not can_come_before(failed.place):
             return None  # it is a part of a statement
         line = f"with torch.autocast({autocast}, enabled=False):\n    {line}"
-    measured = f"value {number(run.result[at].item())}, and finite gradients"
-    return f"# tried on your numbers, in float32: {measured}\n{line}", failed.place.line
+    return _told(run.result[at].item(), "float32", line), failed.place.line
 
 
 _NEAR = 2e-2
@@ -146,7 +143,7 @@ _NEAR = 2e-2
 
 def _is_near(now: Tensor, right: Tensor, near: float = _NEAR) -> bool:
     largest = float(right.abs().max())
-    return not bool(not_finite(now).any()) and torch.allclose(now, right, rtol=near, atol=near * largest)
+    return are_finite(now) and torch.allclose(now, right, rtol=near, atol=near * largest)
 
 
 def _line_in_float32(call: Call, path: str) -> str | None:
@@ -164,3 +161,64 @@ def _line_in_float32(call: Call, path: str) -> str | None:
     elif len(texts) < len(half):
         return None
     return None if expression.has_scope else with_each_in([expression], {t: f"{closed(t)}.float()" for t in texts})
+
+
+# A larger number beside one that was lost.
+
+_FLOORS = {torch.float64: 1e-12, torch.float32: 1e-6}
+"""What is added to a positive number that underflowed. Smaller dtypes get 1e-3."""
+
+
+def floor_under(lost: Lost, chain: Chain) -> str:
+    """The line that lost a positive number, with a floor under it; empty if that does not help, or can't be written."""
+    if lost.key is None or lost.fits:
+        return ""
+    result, call = chain.made[lost.key]
+    expression = expression_at(call.place, call.name)
+    if expression is None or not expression.is_whole or bool((result < 0).any() or result.isinf().any()):
+        return ""
+    floor = _FLOORS.get(result.dtype, 1e-3)
+    if not outcome(chain.run(given={lost.key: result + floor})).is_finite:
+        return ""
+    return expression.replaced_by(f"{ast.unparse(expression.node)} + {number(floor)}")
+
+
+def constant_lost(lost: Lost | None, chain: Chain) -> float | None:
+    """The number whose rounding to 0 lost a number, if it is an operand of the call that lost it."""
+    if lost is None or lost.key is None:
+        return None
+    result, call = chain.made[lost.key]
+    numbers = each_in((call.args, call.kwargs), float)
+    return next((each for each in numbers if each > 0 and float(torch.tensor(each, dtype=result.dtype)) == 0), None)
+
+
+def larger_constant(constant: float, lost: Lost, chain: Chain) -> tuple[str, int] | None:
+    """The line with the smallest power of 10 that works, what it gives, and its number; None if none does."""
+    assert lost.key is not None
+    result, call = chain.made[lost.key]
+    before = outcome(chain.run())
+    known, close = torch.isfinite(before.value), CLOSE[before.value.dtype]
+    for value in (10.0**exponent for exponent in range(-7, -1)):
+
+        def changed(each: Call, value: float = value) -> Call:
+            args = each.args, dict(each.kwargs)
+            args, kwargs = tree_map_only(float, lambda thing: value if thing == constant else thing, args)
+            return each._replace(args=args, kwargs=kwargs) if each is call else each
+
+        run = chain.with_calls(changed).run()
+        now = outcome(run)
+        if now.is_finite and torch.allclose(now.value[known], before.value[known], rtol=close, atol=close):
+            break
+    else:
+        return None
+    expression = expression_at(call.place, call.name)
+    text = next((text for thing, text in texts_of(call) if isinstance(thing, float) and thing == constant), None)
+    if expression is None or text is None or call.place.filename != chain.call.place.filename:
+        return None
+    begin, end = expression.start, expression.end
+    code = with_each(expression.line[begin:end], {text: number(value)})
+    found, gradient = measured(before, run)
+    dtype = str(result.dtype).removeprefix("torch.")
+    why = f"# a choice: {number(value)}, because {dtype} rounds {number(constant)} to 0"
+    told = f"{why}. Tried on your numbers: value {number(found)}, gradient {number(gradient)}"
+    return f"{told}\n{expression.line[:begin]}{code}{expression.line[end:]}", call.place.line

@@ -229,15 +229,12 @@ class _Watch:
 
     def __enter__(self) -> None:
         _OPTIMIZERS.add(self)
-        replace_engine(self, self._engine)
+        replace_engine(self, lambda run: partial(self._run_engine, run))
         replace(self, torch.amp.GradScaler, "scale", self._scale)
 
     def __exit__(self, *details: object) -> None:
         put_back(self)
         _OPTIMIZERS.remove(self)
-
-    def _engine(self, run: Any) -> Any:
-        return partial(self._run_engine, run)
 
     @not_compiled
     def _run_engine(self, run: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
@@ -277,12 +274,10 @@ class _Watch:
             return None
         self.stepped += [step.optimizer for step in self.running if step.optimizer is not optimizer]
         self.habits.early.update(self.stepped)
-        step = _Step(self, optimizer)
         given = [*args[1:], *kwargs.values()]
         closures = [thing for thing in given if callable(thing) and not isinstance(thing, nn.Module)]
-        if closures:
-            step.version = _version(optimizer)
-        else:
+        step = _Step(self, optimizer, bool(closures))
+        if not closures:
             step.check_gradients()
         if optimizer in self.habits.early or closures and not self.habits.change_late(optimizer):
             self.before.note_optimizer(optimizer)
@@ -301,7 +296,7 @@ class _Watch:
             return
         self.running.remove(steps[-1])
         self.stepped.append(optimizer)
-        steps[-1].end(has_closure=any(isinstance(thing, _Closure) for thing in (*args[1:], *kwargs.values())))
+        steps[-1].end()
 
     def learn(self) -> None:
         """Find out whether the step has changed parameters itself."""
@@ -379,12 +374,13 @@ class _Step:
         version: the version of the parameters before the step, if it has a closure.
     """
 
-    def __init__(self, watch: _Watch, optimizer: Optimizer) -> None:
+    def __init__(self, watch: _Watch, optimizer: Optimizer, has_closure: bool) -> None:
         self.watch = watch
         self.optimizer = optimizer
+        self.has_closure = has_closure
         self.evaluations = 0
         self.is_doubtful = False
-        self.version = 0
+        self.version = _version(optimizer) if has_closure else 0
 
     def check_gradients(self) -> None:
         # A scaler gives a fused optimizer this attribute, by which the optimizer skips such a step itself.
@@ -394,20 +390,21 @@ class _Step:
         if self.watch.is_doubtful:
             self.watch.before.note_optimizer(self.optimizer)
 
-    def begin_evaluation(self) -> None:
+    def evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Evaluate the user's closure, and check the gradients that it leaves."""
         if self.evaluations or self._has_moved():
             self.watch.stepped.append(self.optimizer)
         self._check_parameters()
         self.evaluations += 1
-
-    def end_evaluation(self) -> None:
+        result = closure()
         if self.evaluations == 1:
             self.check_gradients()
         elif not self._has_finite_gradients():
             self.is_doubtful = True
+        return result
 
-    def end(self, has_closure: bool) -> None:
-        if not has_closure:
+    def end(self) -> None:
+        if not self.has_closure:
             return
         if not self.evaluations:
             self.check_gradients()
@@ -434,17 +431,14 @@ class _Step:
 
 
 class _Closure:
-    """What an optimizer gets in place of the user's closure: the same, but it reports each evaluation to the step."""
+    """What an optimizer gets in place of the user's closure: the same, but the step checks each evaluation."""
 
     def __init__(self, closure: Callable[..., Any], step: _Step) -> None:
         self._closure = closure
         self._step = step
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._step.begin_evaluation()
-        result = self._closure(*args, **kwargs)
-        self._step.end_evaluation()
-        return result
+        return self._step.evaluate(partial(self._closure, *args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._closure, name)
