@@ -30,8 +30,7 @@ def test_names_are_looked_up_among_what_is_there_by_then():
     del model
     (origin,) = pickle.loads(pickle.dumps(report)).origins
     assert held and origin.module == "inner.0" and origin.reached == ["the loss", "inner.0.weight"]
-    assert "nan in x" in origin.operands
-    assert origin == report.origins[0]
+    assert "nan in x" in origin.operands and origin == report.origins[0]
 
 
 def test_the_names_that_wrappers_give_are_no_part_of_a_name():
@@ -49,13 +48,10 @@ def test_the_work_for_a_birth_does_not_grow_with_their_number():
         """How many lines of the library run."""
         count, package = 0, str(Path(call.__file__).parent)
 
-        def inside(frame, event, arg):
+        def trace(frame, event, arg):
             nonlocal count
             count += event == "line"
-            return inside
-
-        def trace(frame, event, arg):
-            return inside if frame.f_code.co_filename.startswith(package) else None
+            return trace if frame.f_code.co_filename.startswith(package) else None
 
         weight, loss = torch.zeros(2, requires_grad=True), torch.zeros(())
         before = sys.gettrace()

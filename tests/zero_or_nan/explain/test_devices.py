@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from origins import report_of, told
+from origins import told
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -76,23 +76,6 @@ def test_nothing_is_told_of_them_and_the_watch_goes_on(program):
     assert told(report)[-1:] == SPOILT and (program is masked or len(report) == 1)
 
 
-@pytest.mark.parametrize(
-    ("values", "function", "expected"),
-    [
-        ([0j, 1 + 2j, complex(3e38, 1)], lambda z: z.abs() + (z * z.conj()).real, ("overflow", "forward", "mul")),
-        ([0j, 1 + 1j], lambda z: torch.where(z.real > 0, z.log().abs(), z.abs()), SPOILT[0]),
-        ([1.0, 1e6], lambda x: x.to(torch.float8_e5m2).to(torch.float32), ("overflow", "forward", "to")),
-        ([0.0], lambda x: x.to(torch.float16).sqrt(), ("undefined", "backward", "sqrt")),
-    ],
-)
-def test_numbers_of_other_kinds(values, function, expected):
-    x = torch.tensor(values, requires_grad=True)
-    report = report_of(lambda: function(x).sum().backward())
-    assert told(report) == [expected] and "of shape" in report.origins[0].where
-    if expected[2] == "to":
-        assert (report.origins[0].dtype, report.origins[0].operands) == ("float8_e5m2", "1e6 > 57344")
-
-
 class Counting(torch.Tensor):
     """A subclass that looks at every function."""
 
@@ -117,28 +100,6 @@ def test_subclasses():
         watched = run()
     assert told(report) == SPOILT
     assert plain[:2] == watched[:2] and torch.equal(plain[2].nan_to_num(7), watched[2].nan_to_num(7))
-
-
-def test_function_transforms():
-    """Nobody can look into them: the report says so, and names the line of what a transform returns."""
-    with explain() as report:
-        torch.func.grad(lambda x: x.square().sum().sqrt())(torch.zeros(2))
-        torch.func.vmap(torch.func.grad(lambda x: x.log().sum()))(torch.zeros(2, 3))
-    assert told(report) == [("bad input", "forward", "torch.func")]
-    assert any("torch.func" in note for note in report.notes)
-
-
-def test_the_same_line_inside_of_a_transform_and_outside():
-    """The tensors of a transform have no memory to ask for."""
-
-    def loss_of(x):
-        return torch.where(x > 9, x, (x - x.detach()).sqrt()).mean()
-
-    x = torch.ones(3, 2, requires_grad=True)
-    with explain() as report:
-        torch.func.vmap(torch.func.grad(loss_of))(x.detach())
-        loss_of(x).backward()
-    assert told(report) == [("undefined", "backward", "sqrt")]
 
 
 SCRIPT = """
@@ -175,27 +136,19 @@ def in_parallel():
     model(good).sum().backward()
     torch.zeros(1, requires_grad=True).sqrt().sum().backward()
 
-def distributed_tensor(last, function):
-    w = distribute_tensor(torch.tensor([[1.0, 2.0], [last, 4.0]]), mesh, [Shard(0)]).requires_grad_()
-    function(w).sum().backward()
-    return w.grad.full_tensor()
+def shared(last):
+    return distribute_tensor(torch.tensor([[1.0, 2.0], [last, 4.0]]), mesh, [Shard(0)]).requires_grad_()
 
 def multiplied(last, function):
     # Only one process has the NaN, and the product needs both: to run it again would wait forever.
-    x, w = (distribute_tensor(torch.tensor([[1.0, 2.0], [each, 4.0]]), mesh, [Shard(0)]) for each in (last, 3.0))
-    (function(x) @ w.requires_grad_()).sum().backward()
-
-def gathered():
-    x = distribute_tensor(torch.tensor([1.0, 0.0]), mesh, [Shard(0)]).requires_grad_()
-    x.log().full_tensor().square().sum().backward()
+    (function(shared(last).detach()) @ shared(3.0)).sum().backward()
 
 reported("DDP, clean", in_parallel)
 tell("notes", str(reported("DDP", lambda: model(rows).sum().backward())))
-reported("DTensor", lambda: distributed_tensor(0.0, torch.sqrt))
-reported("DTensor, clean", lambda: tell("gradient", distributed_tensor(3.0, lambda w: w * 2).tolist()))
+reported("DTensor", lambda: shared(0.0).sqrt().sum().backward())
 reported("product of NaN", lambda: multiplied(0.0, lambda x: x / x))
 reported("product", lambda: multiplied(3e38, lambda x: x * 1))
-reported("gathered", gathered)
+reported("gathered", lambda: shared(0.0).log().full_tensor().square().sum().backward())
 
 def step(x):
     optimizer.zero_grad()
@@ -208,14 +161,13 @@ def agrees():  # a collective that each process has to reach
     return count.item() == 2
 
 def kept(name, call):
-    weights = [p.detach().clone() for p in model.parameters()]
+    before = str(list(model.parameters()))
     try:
         call()
         raised = None
     except NotFiniteError as error:
         raised = [origin.rank for origin in error.report], "see the other ranks" in str(error)
-    same = all(torch.equal(p, weight) for p, weight in zip(model.parameters(), weights))
-    tell(name, [raised, same, agrees()])
+    tell(name, [raised, str(list(model.parameters())) == before, agrees()])
 
 def watched(x):
     with explain(on_nan="raise"):
@@ -242,12 +194,11 @@ def test_the_result_of_a_collective_is_not_read():
 
 def test_several_processes(tmp_path):
     """Each tells its own origins, with its rank. On a failure all raise together, and none waits for another."""
-    names = ["DDP, clean", "notes", "DDP", "DTensor", "gradient", "DTensor, clean"]
+    names = ["DDP, clean", "notes", "DDP", "DTensor"]
     names += ["product of NaN", "product", "gathered", "raise", "on_failure", "on_failure, clean", "no_sync"]
     first, second = results_of_two(SCRIPT, tmp_path / "store", names)
     for rank, found in enumerate((first, second)):
         assert found["DDP, clean"] == [["undefined", "backward", "sqrt", rank, ""]]
-        assert found["DTensor, clean"] == [] and found["gradient"] == [[2.0, 2.0]] * 2
     assert first["DDP"] == [] and second["DDP"] == [["bad input", "forward", "linear", 1, "0"]]
     assert first["notes"].startswith("a gradient is not finite, and it came from another process (one backward pass")
     assert "see the other ranks" in first["notes"]

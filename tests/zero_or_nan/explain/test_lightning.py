@@ -18,10 +18,6 @@ LOG = ("undefined", "log", "loss = self(x).square().mean() * scale.log()")
 SQRT = ("undefined", "sqrt", "loss = (self(x) * scale).square().sum().sqrt()")
 
 
-class Mine(Exception):
-    pass
-
-
 class Module(pl.LightningModule):
     """Keeps its state before each batch, and counts how often it is called for a batch."""
 
@@ -112,7 +108,7 @@ def trainer(*callbacks, **options):
 
 def is_put_back(trained):
     loop = trained.fit_loop.epoch_loop
-    return not any("run" in vars(part) for part in (loop.automatic_optimization, loop.manual_optimization))
+    return "run" not in {**vars(loop.automatic_optimization), **vars(loop.manual_optimization)}
 
 
 def stopped(trained, *arguments, **options):
@@ -173,11 +169,11 @@ def test_a_clean_training(model, options, probe, capsys):
 @pytest.mark.parametrize("method", ["training_step", "on_train_batch_end"])
 def test_an_error_of_the_users(method, monkeypatch):
     def fails(*args):
-        raise Mine
+        raise KeyError
 
     trained, model = trainer(ExplainCallback()), Module()
     monkeypatch.setattr(model, method, fails)
-    with pytest.raises(Mine):
+    with pytest.raises(KeyError):
         trained.fit(model, loader(batches()))
     assert is_put_back(trained)
     assert told(stopped(trained, Module(), loader(batches(1)))) == [LOG]
@@ -185,7 +181,5 @@ def test_an_error_of_the_users(method, monkeypatch):
 
 def test_the_program_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    program = program_with("explain.lightning").replace(
-        "from lightning import pytorch as pl", "import pytorch_lightning as pl"
-    )
+    program = program_with("explain.lightning").replace("from lightning import pytorch", "import pytorch_lightning")
     assert told(failure(exec, program, {"__name__": "__main__"}))[0][:2] == ("undefined", "sqrt")

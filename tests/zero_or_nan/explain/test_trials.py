@@ -26,14 +26,6 @@ WRITTEN = {
         ROWS, "y = torch.tensor([1, 0])\np = F.softmax(x, dim=1)\nloss = -torch.log(p[torch.arange(2), y]).mean()",
         "as in float64\nloss = -F.log_softmax(x, dim=1)[torch.arange(2), y].mean()",
     ),
-    "gathered": (
-        ROWS, "y = torch.tensor([[1], [0]])\np = x.softmax(1)\nloss = -p.gather(1, y).log().mean()",
-        "\nloss = -F.log_softmax(x, dim=1).gather(1, y).mean()",
-    ),
-    "matrix of powers": (
-        ROWS, "loss = torch.log(torch.exp(x) @ torch.exp(x)).sum()",
-        "\nloss = (x.unsqueeze(-1) + x.unsqueeze(-3)).logsumexp(-2).sum()",
-    ),
     "a norm in float16": (
         [300.0, 1.0], "s = x * x\nloss = s.sum().sqrt()", "\nloss = torch.linalg.vector_norm(x)", None, HALF
     ),
@@ -49,7 +41,6 @@ WRITTEN = {
     "tanh": (
         [20.0, 0.5], "t = x.tanh()\nloss = torch.log(1 - t**2).sum()", "float64 loses it, too\n# tried", "-2 * x.tanh()"
     ),
-    "cos": ([1e-9, 0.5], "loss = torch.sqrt(1 - torch.cos(x)**2).sum()", "exact derivative is 1: ", "x.cos()"),
     "log(0) is no number": (
         [0.0, 2.0], "loss = torch.logsumexp(torch.log(x), 0)", "undefined \n# tried on your numbers: ", "x * 0 + 0.5"
     ),
@@ -62,6 +53,11 @@ WRITTEN = {
     ),
     "lost on the way": (
         [4e-13, 1e-13], "loss = 1 - (x.mean() / torch.sqrt((x * x).mean() ** 2))", "in float64: value 2.94118e12, "
+    ),
+    "a second derivative": (
+        [0.4, -60.0], "y = torch.logaddexp(x / 2 + 1, -2 * x)\n"
+        "(slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)\nloss = slope.sum()",
+        "\ny = torch.logaddexp(x.double() / 2 + 1, -2 * x.double())",
     ),
     # A half dtype rounds an eps to 0.
     "eps by name": (
@@ -159,9 +155,6 @@ WRITTEN = {
     "a name in a function that is taken": (
         [1.0, 2.0], "b = torch.ones(2)\ndef f(a):\n    def g():\n        return a / (x * 0) + b_\n"
         "    b_ = a.sum()\n    return g()\nloss = f(x).sum()", "\nb__ = x * 0\n", "x * 0 + 2",
-    ),
-    "a leaf in float16": (
-        [300.0, 1.0], "m = x * x\nloss = (m.sum() / x.sum()).sqrt()", "\nm = x.float() * x.float()", None, HALF
     ),
     "of another call in the line": (
         [[1.0, 2.0]], "w = torch.full((2, 1), 4e4).half()\ns, t = x @ w, x * 1\n"
@@ -267,9 +260,6 @@ ADVICE = {  # as above, where no line of the program is replaced
     ),
     "it leaves float16 once more": (
         [2.0], "s = x.half() * 4e4\nt = s * 2\nloss = t.to(torch.float16).sum() / 2", BOUND
-    ),
-    "it leaves float16 after a while": (
-        [2.0], "s = x.half() * 4e4\nt = (s.float() * 2).half()\nloss = t.float().sum()", BOUND
     ),
     "a line that is a part of a statement": (
         [[1.0, 2.0]], "with torch.autocast('cpu', dtype=torch.float16):\n    q = x * 300\n"
