@@ -3,7 +3,6 @@
 The user's modes and profilers see the same calls.
 """
 
-import itertools
 import random
 from contextlib import nullcontext
 

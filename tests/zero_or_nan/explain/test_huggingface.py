@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from origins import failure, program_with, same, telling
+from origins import failure, grads_of, program_with, same, telling
 from torch import nn
 
 transformers = pytest.importorskip("transformers")
@@ -79,8 +79,7 @@ def make(tmp_path):
 
 def state_of(model):
     """Parameters, buffers and gradients of a model, and the state of PyTorch's random numbers."""
-    grads = [torch.zeros(()) if p.grad is None else p.grad.clone() for p in model.parameters()]
-    return [*(value.clone() for value in model.state_dict().values()), *grads, torch.get_rng_state()]
+    return [*(value.clone() for value in model.state_dict().values()), *grads_of(model), torch.get_rng_state()]
 
 
 def stopped(trainer, **options):

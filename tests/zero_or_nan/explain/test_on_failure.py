@@ -9,7 +9,7 @@ from math import inf, nan
 import numpy as np
 import pytest
 import torch
-from origins import failure, same, telling
+from origins import failure, grads_of, same, telling
 from torch import nn
 
 from zero_or_nan import explain
@@ -52,7 +52,7 @@ class Training:
         return {
             "model": {name: value.clone() for name, value in self.model.state_dict().items()},
             "optimizer": copy.deepcopy(self.optimizer.state_dict()["state"]),
-            "grads": [None if p.grad is None else p.grad.clone() for p in self.model.parameters()],
+            "grads": grads_of(self.model),
             "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
         }
 

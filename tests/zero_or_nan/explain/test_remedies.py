@@ -102,8 +102,13 @@ def of(origin, x, function, result, reference, only=None, **names):
     names = {"x": x, **names}
     if function is not None:
         names.update(dict.fromkeys(inspect.signature(function).parameters, x))
-    program = function and (lambda: function(x).sum().backward())
-    return lambda: Trial(origin, x, program, result, reference, only, names)
+
+    def program():
+        names["y"] = function(x)
+        names["loss"] = names["y"].sum()
+        names["loss"].backward(retain_graph=True)
+
+    return lambda: Trial(origin, x, function and program, result, reference, only, names)
 
 
 def masked(function, x, used):
@@ -120,11 +125,23 @@ def by_rows(x, allowed):
 
 
 ALLOWED = torch.tensor([[True, True], [False, False]])
+QUERIES, KEYS = torch.rand(2, 3, requires_grad=True), torch.rand(2, 3)
 
 TRIALS: dict[str, Callable[[], Trial]] = {
     "an element that ignoring can't keep apart": of(
         "contaminated log", leaf(0.0, 4.0), None, "y", lambda x: masked(torch.log, x, x > 0), f=torch.log,
         used=torch.tensor([False, True]),
+    ),
+    "an element that the loss ignores": of(
+        "contaminated log", leaf(0.0, 4.0), lambda x: torch.where(x > 0, x.log(), 0), None, lambda x: x[1:].log()
+    ),
+    "something undefined": of(
+        "undefined digamma", leaf(0.0, 4.0), lambda x: torch.digamma(x), "loss", lambda x: x[1:].digamma()
+    ),
+    "attention to nothing": of(
+        "undefined scaled_dot_product_attention", QUERIES, None, "y",
+        lambda q: by_rows(q @ KEYS.double().T / 3**0.5, ALLOWED) @ KEYS.double(), q=QUERIES, k=KEYS, v=KEYS,
+        allowed=ALLOWED,
     ),
     "penalty on a gradient whose norm is 0": of(
         "undefined norm", leaf([0.0] * 3, [0.0] * 3),
@@ -187,42 +204,6 @@ TRIALS: dict[str, Callable[[], Trial]] = {
 def trial(function):
     TRIALS[function.__name__] = function
     return function
-
-
-@trial
-def an_element_that_the_loss_ignores():
-    x = leaf(0.0, 4.0)
-
-    def program():
-        names["loss"] = torch.where(x > 0, x.log(), 0).sum()
-        names["loss"].backward(retain_graph=True)
-
-    names = {"x": x}
-    return Trial("contaminated log", x, program, None, lambda x: x[1:].log(), names=names)
-
-
-@trial
-def something_undefined():
-    x = leaf(0.0, 4.0)
-
-    def program():
-        names["y"] = torch.digamma(x)
-        names["y"].mean().backward(retain_graph=True)
-
-    names = {}
-    return Trial("undefined digamma", x, program, "loss", lambda x: x[1:].digamma(), names=names)
-
-
-@trial
-def attention_to_nothing():
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3)
-    names = {"q": q, "k": k, "v": k, "allowed": ALLOWED}
-
-    def reference(q):
-        return by_rows(q @ k.double().T / 3**0.5, ALLOWED) @ k.double()
-
-    return Trial("undefined scaled_dot_product_attention", q, None, "y", reference, names=names)
 
 
 @trial
