@@ -50,3 +50,8 @@ def same(one, other):
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return one == other
+
+
+def grads_of(model):
+    """A copy of the gradients of a model, or None."""
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]

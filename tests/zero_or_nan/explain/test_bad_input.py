@@ -45,34 +45,6 @@ def test_an_infinity_is_told_of_beside_data():
     assert [origin.operands for origin in report] == ["-inf in infinite", "nan in missing"]
 
 
-def test_two_masks_that_meet_in_logaddexp_are_undefined_there():
-    """As in logsumexp: a -inf of the program leaves an element out. Where both are left out, nothing is left."""
-    meeting = torch.tensor([-inf, 0.0, -inf])
-    masked = torch.tensor([True, True, False])
-    report = report_of(lambda: torch.logaddexp(leaf(1.0, 1.0, 1.0).masked_fill(masked, -inf), meeting).sum().backward())
-    (origin,) = report
-    assert (origin.kind, origin.operands, origin.entries) == ("undefined", "logaddexp(-inf, -inf) = -inf", [(0,)])
-    assert origin.chapter.endswith("atlas.html#softmax-and-infinite-scores")
-
-
-ELEMENTWISE = {
-    **{name: getattr(torch, name) for name in "atanh lgamma logit".split()},
-    "remainder": lambda x: x % torch.tensor([0.0, 1.0, 1.0]),
-    "div": lambda x: x / torch.tensor([0.0, 1.0, 1.0]),
-    "layer_norm": lambda x: F.layer_norm(x, (3,), eps=0.0),
-}
-
-
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_a_nan_is_not_undefined(name):
-    for values in ([nan, 0.3, 0.4], [nan, nan, nan]):
-        scale = torch.ones(3, requires_grad=True)
-        with explain() as report:
-            (ELEMENTWISE[name](torch.tensor(values))[:1] * scale).sum().backward()
-        (origin,) = report
-        assert (origin.kind, origin.operands) == ("bad input", "nan")
-
-
 def test_what_is_undefined_beside_a_nan_is_told_of_with_its_own_number():
     report = report_of(lambda: leaf(nan, -1.0, 0.5).atanh().sum().backward())
     assert told(report) == [("bad input", "atanh"), ("undefined", "atanh")]

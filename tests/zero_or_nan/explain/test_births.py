@@ -1,20 +1,24 @@
-"""Each number that is not finite is told of where it was born, once, and not where it arrives or is added up."""
+"""Each number that is not finite is told of where it was born, once, and not where it arrives or is added up.
 
+Names are looked up late, and the work for a birth does not grow with the number of births.
+"""
+
+import sys
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from origins import report_of, telling, told
 from tensors import leaf
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain
+from zero_or_nan.explain.births import call
 from zero_or_nan.explain.report.narration import BEHIND
 
 with_elements = telling("kind", "phase", "operator", "entries")
-SUM = "the sum of 2 gradients > 3.4e38"
 
 
 def several_passes(x):
@@ -32,7 +36,7 @@ def hooked(x):
     ("program", "operands"),
     [
         (lambda x: [y := x.sin(), (y * y * 3e38).sum().backward()], None),  # inside of the graph
-        (several_passes, SUM),  # each is finite
+        (several_passes, "the sum of 2 gradients > 3.4e38"),  # each is finite
         (hooked, None),
     ],
 )
@@ -41,20 +45,6 @@ def test_finite_derivatives_whose_sum_is_not(program, operands):
     report = report_of(lambda: program(x))
     assert x.grad.isinf() and told(report) == [("overflow", "backward", "mul")]
     assert operands in (None, report.origins[0].operands)
-
-
-def test_a_vector_that_is_not_finite():
-    x = leaf(1.0, 2.0)
-    (origin,) = report_of(lambda: (x * 2).backward(torch.tensor([1.0, inf])))
-    assert (origin.kind, origin.phase, origin.operator) == ("bad input", "forward", "backward")
-
-
-def held(*values):
-    """Leaves with a `.grad` from before the block."""
-    leaves = [leaf(1.0, 2.0) for _ in values]
-    for each, value in zip(leaves, values, strict=True):
-        each.grad = torch.tensor([value, 1.0])
-    return leaves
 
 
 PASSES = {
@@ -68,7 +58,8 @@ PASSES = {
 @pytest.mark.parametrize(("name", "bad"), [*((name, nan) for name in PASSES), ("plain", inf)])
 def test_gradients_from_before_the_block(name, bad):
     """What a pass adds to them is not finite, and nothing in the block made it."""
-    w, v = held(bad, bad)
+    w, v = leaf(1.0, 2.0), leaf(1.0, 2.0)
+    w.grad, v.grad = torch.tensor([bad, 1.0]), torch.tensor([bad, 1.0])
     (origin,) = report_of(lambda: PASSES[name](w, v))
     assert (origin.kind, origin.phase, origin.operator) == ("bad input", "forward", "backward")
     assert (origin.entries, origin.times, origin.fixed) == ([(0,)], 1 + (name == "of one each"), None)
@@ -105,6 +96,10 @@ CASES = {
     "nansum leaves a NaN out": (
         leaf(-1.0, 0.0, 2.0), lambda x: x.log().nansum().backward(), [("undefined", "forward", "log", [(1,)])],
     ),
+    "a vector that is not finite": (
+        leaf(1.0, 2.0), lambda x: (x * 2).backward(torch.tensor([1.0, inf])),
+        [("bad input", "forward", "backward", [(1,)])],
+    ),
     "NaN and infinity of one call": (
         leaf(0.0, -1.0, 2.0), lambda x: x.log().sum().backward(), [("undefined", "forward", "log", [(0,), (1,)])],
     ),
@@ -130,31 +125,7 @@ def test_a_hook_that_divides_by_zero_is_not_what_the_loss_ignores():
     assert report.origins[1].reached == ["w"]
 
 
-# A value that was not finite in forward has no second origin in backward, whatever multiplies it there.
-
-
-@pytest.mark.parametrize("value", [inf, nan])
-@pytest.mark.parametrize("mask", [None, torch.full((4, 4), -inf).triu(1)])
-def test_attention_to_bad_data_has_no_origin_in_backward(value, mask):
-    torch.manual_seed(0)
-    layer = nn.Linear(3, 3)
-    with explain() as report:
-        data = torch.randn(4, 3)
-        data[1, 2] = value
-        h = layer(data)
-        F.scaled_dot_product_attention(h, h, h, attn_mask=mask).square().mean().backward()
-    assert not report.ok and all(origin.phase == "forward" for origin in report)
-
-
 # If fixing a contaminated origin is not enough, the report names the origin behind it, which its NaN hides.
-
-
-def lengths_and_directions(length):
-    """Directions under a where, and the lengths themselves: 0 / 0, and behind it the slope of the length."""
-    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
-    n = length(x)
-    directions = torch.where(n[:, None] > 0, x / n[:, None], 0)
-    return x, directions[:, 0].sum() + n.sum()
 
 
 def by_hand(x):
@@ -162,9 +133,11 @@ def by_hand(x):
 
 
 def test_a_slope_behind_a_division():
+    """Directions under a where, and the lengths themselves: 0 / 0, and behind it the slope of the length."""
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
     with explain() as report:
-        x, loss = lengths_and_directions(by_hand)
-        loss.backward()
+        n = by_hand(x)
+        (torch.where(n[:, None] > 0, x / n[:, None], 0)[:, 0].sum() + n.sum()).backward()
     assert told(report) == [("contaminated", "forward", "div"), ("undefined", "backward", "sqrt")]
     division, root = report
     assert division.fixed is False and "fix the other origins" in division.remedy
@@ -191,3 +164,61 @@ def test_a_product_that_overflows_behind_it_is_not_named():
         (torch.where(n > 0, x / n, 0) + n * 1e30).sum().backward()
     (origin,) = report
     assert (origin.operator, origin.fixed) == ("div", False) and "does not fix it here" in origin.remedy
+
+
+@pytest.mark.parametrize("width, weight", [(2, 2e38), (1, 4.0)])
+def test_a_product_that_overflows_too_is_an_origin_of_its_own(width, weight):
+    x = torch.full((2, width), 1.0)
+    x[0, 0] = torch.nan
+    large = torch.full((1, width), weight, requires_grad=True)
+    with explain() as report:
+        nn.functional.linear(x, large).mul(1.0).sum().backward()
+    assert [origin.operator for origin in report] == (["linear"] * 2 if width == 2 else ["linear"])
+
+
+def test_a_module_that_no_variable_leads_to_and_that_was_not_called_gives_its_name():
+    model, x = nn.Sequential(nn.Linear(2, 2)), torch.full((1, 2), torch.nan, requires_grad=True)
+    held = [nn.ModuleDict({"inner": model})]
+    with explain() as report:
+        model(x).sum().backward()
+    (origin,) = report
+    assert held and origin.module == "inner.0" and origin.reached == ["the loss", "inner.0.weight"]
+    assert "nan in x" in origin.operands
+
+
+def test_the_names_that_wrappers_give_are_no_part_of_a_name():
+    """Of DistributedDataParallel, the compiler, and FSDP. No variable leads to the model."""
+    held = [nn.Module()]
+    for wrapper in ("module", "_orig_mod", "_fsdp_wrapped_module"):
+        held[0].add_module(wrapper, nn.Sequential(nn.Linear(1, 1)))
+        with explain() as report:
+            getattr(held[0], wrapper)(torch.full((1, 1), torch.nan)).sum().backward()
+        assert report.origins[0].reached == ["the loss", "0.weight"]
+
+
+def test_the_work_for_a_birth_does_not_grow_with_their_number():
+    def lines(births):
+        """How many lines of the library run."""
+        count, package = 0, str(Path(call.__file__).parent)
+
+        def trace(frame, event, arg):
+            nonlocal count
+            count += event == "line"
+            return trace if frame.f_code.co_filename.startswith(package) else None
+
+        weight, loss = torch.zeros(2, requires_grad=True), torch.zeros(())
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with explain() as report:
+                for _ in range(births):
+                    loss = loss + (weight * 1.0).log().sum()
+                loss.backward()
+        finally:
+            sys.settrace(before)
+        assert [origin.times for origin in report] == [births]
+        return count
+
+    lines(5)
+    few, many = lines(25), lines(100)
+    assert many < 4.2 * few

@@ -1,17 +1,26 @@
-"""Results, gradients, random numbers, buffers and hooks are those of a run without the watch, to the bit."""
+"""Results, gradients, random numbers, buffers and hooks are those of a run without the watch, to the bit.
+
+The user's modes and profilers see the same calls.
+"""
 
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import given, settings
 from tensors import all_bits
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.zero_or_nan.explain.test_no_alarm import drawn, gradients
 from tests.zero_or_nan.ignoring.programs import programs
+from tests.zero_or_nan.ignoring.telling import ByOperators
 from zero_or_nan import explain
+from zero_or_nan.functions.graph import DEEP_GRAPHS
 
 
 def run(work, watch, spoiled):
@@ -144,3 +153,55 @@ def test_hooks(spoiled):
         return [called, y.grad, x.grad]
 
     check(work, spoiled)
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+class Profiler(profile):
+    @property
+    def seen(self):
+        return [event.name for event in self.events()]
+
+
+def everything():
+    x = torch.tensor([1.0, 0.0, 100.0], requires_grad=True)
+    y = torch.where(x > 0, x.log(), x * 0)
+    y += 1
+    y.mul_(2).sum().backward()
+    (ByOperators.apply(x) * torch.tensor([1.0, 1.0, 0.0])).sum().backward()
+    for name in ("checkpoint", "reentrant checkpoint", "autocast"):
+        model, x = Small(), torch.randn(5, 3, requires_grad=True)
+        FORWARD[name](model, x).relu_().square().mean().backward()
+        FORWARD[name](lambda x, model=model: (model(x) * 0).sqrt(), x).sum().backward()
+        torch.optim.Adam(model.parameters()).step()
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # up to PyTorch 2.12
+@pytest.mark.parametrize("kind", [Operators, Functions, Profiler])
+def test_modes_and_profilers_see_the_same_calls(kind, monkeypatch):
+    monkeypatch.setattr(DEEP_GRAPHS, "_seen", 0)  # a node that is held keeps a gradient, which PyTorch then copies
+    seen = []
+    for outer, inner in ((kind(), nullcontext()), (kind(), explain()), (explain(), kind())):
+        torch.manual_seed(0)
+        with outer, inner:
+            everything()
+        seen.append(getattr(outer, "seen", None) or inner.seen)
+    assert seen[0] and seen[0] == seen[1] == seen[2]

@@ -1,10 +1,11 @@
 """Hugging Face's Trainer with the callback: a bad batch stops the training and is explained; nothing else changes."""
 
+import functools
 import math
 
 import pytest
 import torch
-from origins import failure, program_with, same, telling
+from origins import failure, grads_of, program_with, same, telling
 from torch import nn
 
 transformers = pytest.importorskip("transformers")
@@ -79,8 +80,7 @@ def make(tmp_path):
 
 def state_of(model):
     """Parameters, buffers and gradients of a model, and the state of PyTorch's random numbers."""
-    grads = [torch.zeros(()) if p.grad is None else p.grad.clone() for p in model.parameters()]
-    return [*(value.clone() for value in model.state_dict().values()), *grads, torch.get_rng_state()]
+    return [*(value.clone() for value in model.state_dict().values()), *grads_of(model), torch.get_rng_state()]
 
 
 def stopped(trainer, **options):
@@ -90,32 +90,36 @@ def stopped(trainer, **options):
     return report
 
 
-class Mine(Exception):
-    pass
-
-
-class Keeps(Trainer):
-    """Keeps the state before each step."""
+class Own(Trainer):
+    """Has a step of its own, as the trainers of TRL: it keeps the state, takes labels out of the batch, and counts."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.states = []
+        self.count, self.states, self.seen = 0, [], []
 
-    def training_step(self, model, *args):
+    def training_step(self, model, inputs, *args):
         self.states.append(state_of(model))
-        return super().training_step(model, *args)
+        self.seen.append(self.count)
+        self.count += 1
+        return super().training_step(model, {**inputs, "labels": inputs.pop("labels")}, *args)
 
 
 @pytest.mark.parametrize(("bad", "accumulated"), [(0, 1), (4, 3)])
 def test_a_bad_batch_leaves_no_trace(make, bad, accumulated):
     """Also if its gradients would only be added to those of other batches."""
-    trainer = make(rows(bad), ExplainCallback(), kind=Keeps, gradient_accumulation_steps=accumulated)
+    trainer = make(rows(bad), ExplainCallback(), kind=Own, gradient_accumulation_steps=accumulated)
     report = stopped(trainer)
     assert told(report) == [LOG]
     assert report.notes[0] == f"the Trainer stopped at global_step {bad // accumulated}"
     assert report.notes[0] in str(report)
-    assert len(trainer.states) == bad + 2
+    assert trainer.seen == [*range(bad + 1), bad] and trainer.count == bad
     assert all(same(state_of(trainer.model), state) for state in trainer.states[bad:])
+
+
+class Counts(Trainer):
+    def compute_loss(self, *args, **kwargs):
+        self.model.calls = getattr(self.model, "calls", 0) + 1
+        return super().compute_loss(*args, **kwargs)
 
 
 @pytest.mark.parametrize("probe", [False, True])
@@ -123,37 +127,26 @@ def test_a_bad_batch_leaves_no_trace(make, bad, accumulated):
 def test_a_clean_training(make, options, probe, capsys):
     """Bit for bit as without the callback, and each batch is trained on once. A search of the first leaves no trace."""
 
-    class Counts(Trainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.calls = {"loss": []}
+    def trained(*callbacks):
+        trainer = make(
+            rows(), *callbacks, kind=Counts, eval_strategy="steps", eval_steps=2, evaluated=rows(1),
+            per_device_eval_batch_size=2, num_train_epochs=2, logging_nan_inf_filter=False, **options,
+        )  # fmt: skip
+        trainer.train()
+        times = ("per_second", "runtime")
+        logged = [
+            {key: value for key, value in each.items() if not any(time in key for time in times)}
+            for each in trainer.state.log_history
+        ]
+        assert "training_step" not in vars(trainer)
+        return state_of(trainer.model), trainer.model.calls, logged
 
-        def compute_loss(self, *args, **kwargs):
-            self.calls["loss"].append(1)
-            return super().compute_loss(*args, **kwargs)
-
-    options = {
-        "eval_strategy": "steps", "eval_steps": 2, "evaluated": rows(1), "per_device_eval_batch_size": 2,
-        "num_train_epochs": 2, "logging_nan_inf_filter": False, **options,
-    }  # fmt: skip
-    plain = make(rows(), **options)
-    plain.train()
-    after = state_of(plain.model)
-    watched = make(rows(), ExplainCallback(probe=probe), kind=Counts, **options)
-    watched.train()
+    (plain, calls, logged), watched = trained(), trained(ExplainCallback(probe=probe))
+    assert same(watched[0], plain) and watched[1] == calls and str(watched[2]) == str(logged)
     said = capsys.readouterr().out
     assert probe is ("first batch: one line can fail" in said and "if all of batch['scale'] is 0:" in said)
-    assert same(state_of(watched.model), after) and logs(watched) == logs(plain)
-    evaluations = [logged["eval_loss"] for logged in watched.state.log_history if "eval_loss" in logged]
-    assert len(watched.calls["loss"]) == 16 + 8 * len(evaluations)
+    evaluations = [each["eval_loss"] for each in logged if "eval_loss" in each]
     assert len(evaluations) > 1 and not any(map(math.isfinite, evaluations))  # they are not what is trained on
-    assert "training_step" not in vars(watched)
-
-
-def logs(trainer):
-    seen = [{key: value for key, value in logged.items() if "per_second" not in key and "runtime" not in key}
-            for logged in trainer.state.log_history]  # fmt: skip
-    return str(seen)
 
 
 @pytest.mark.parametrize(
@@ -170,46 +163,10 @@ def test_what_the_filter_would_have_hidden(make, model, origin, filters):
     assert (HIDDEN in str(report)) == (filters and model is Model)
 
 
-def test_a_model_of_transformers(make):
-    """All labels of a batch are left out: the mean of nothing."""
-    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=8)
-    tokens = torch.arange(6)
-    data = [{"input_ids": tokens, "labels": tokens if number < 4 else torch.full((6,), -100)} for number in range(6)]
-    report = stopped(make(data, ExplainCallback(), model=transformers.GPT2LMHeadModel(config)))
-    ((kind, operator, source),) = told(report)
-    assert (kind, operator) == ("undefined", "div") and "num_items_in_batch" in source and HIDDEN in str(report)
-    assert "global_step 2" in str(report)
-
-
-class Own(Trainer):
-    """Has a step of its own, as the trainers of TRL: it counts, takes the labels out of the batch, calls the other."""
-
-    count, seen = 0, []
-
-    def training_step(self, model, inputs, *args):
-        self.seen.append(self.count)
-        self.count += 1
-        return super().training_step(model, {**inputs, "labels": inputs.pop("labels")}, *args)
-
-
-def test_a_trainer_with_a_step_of_its_own(make):
-    """What it counts, and pops from the batch, is the same in the second run, and as it was after it."""
-    trainer = make(rows(2), ExplainCallback(), kind=Own)
-    assert told(stopped(trainer)) == [LOG] and trainer.count == 2
-    assert trainer.seen == [0, 1, 2, 2]
-
-
-def test_a_method_that_the_user_put_on_the_trainer(make):
-    trainer = make(rows(2), ExplainCallback())
-    calls = []
-
-    def step(*args):
-        calls.append(trainer.state.global_step)
-        return Trainer.training_step(trainer, *args)
-
-    trainer.training_step = step
-    failure(trainer.train)
-    assert trainer.training_step is step and calls == [0, 1, 2, 2]
+def test_a_method_that_the_user_put_on_the_trainer_stays(make):
+    trainer = make(rows(0), ExplainCallback())
+    trainer.training_step = step = functools.partial(Trainer.training_step, trainer)
+    assert told(failure(trainer.train)) == [LOG] and trainer.training_step is step
 
 
 class Once(TrainerCallback):
@@ -227,18 +184,19 @@ def test_an_error_of_the_users(make):
     """A training that ended outside of its steps is explained from anew by the next; without the callback, by none."""
 
     def fails():
-        raise Mine
+        raise KeyError
 
-    trainer = make(rows(2), ExplainCallback(), Once(fails))
-    for _ in range(2):
-        with pytest.raises(Mine):
+    def ends(trainer):
+        trainer.add_callback(Once(fails))
+        with pytest.raises(KeyError):
             trainer.train()
-    trainer.remove_callback(Once)
+        trainer.remove_callback(Once)
+
+    trainer = make(rows(2), ExplainCallback())
+    ends(trainer)
+    ends(trainer)
     assert told(stopped(trainer)) == [LOG]
-    trainer.add_callback(Once(fails))
-    with pytest.raises(Mine):
-        trainer.train()
-    trainer.remove_callback(Once)
+    ends(trainer)
     trainer.remove_callback(ExplainCallback)
     trainer.train()
     assert "training_step" not in vars(trainer) and trainer.state.global_step == 8

@@ -37,7 +37,6 @@ def work():
         (forward.Forward, "before"),
         (forward.Forward, "after"),
         (shadow.Sandbox, "retains"),
-        (shadow.Sandbox, "silenced"),
         (watch.Watch, "_end_pass"),
         (call.Call, "results"),
         (backward.Backward, "begin"),

@@ -1,5 +1,9 @@
-"""No false alarm: where nothing that is not finite reached the loss or a gradient, there is nothing to tell."""
+"""No false alarm: where nothing that is not finite reached the loss or a gradient, there is nothing to tell.
 
+Nor does ordinary code get a warning, or another result.
+"""
+
+import warnings
 from dataclasses import replace
 from math import inf
 
@@ -42,46 +46,29 @@ def test_random_programs(program):
             assert fixed == ({origin.kind for origin in report} == {"contaminated"}), report
 
 
-class Masked(nn.Module):
-    """Attention with a mask of -inf, dropout, batch norm, a minimum that drops an infinity."""
-
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.norm = nn.Linear(4, 12), nn.BatchNorm1d(4)
-        self.drop, self.head = nn.Dropout(0.3), nn.Linear(4, 2)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).chunk(3, -1)
-        scores = q @ k.mT
-        scores = scores + torch.full(scores.shape[-2:], -inf).triu(1)
-        corner = torch.eye(len(x[0]), dtype=torch.bool).roll(1, 0).triu(1)
-        scores = scores.masked_fill(corner, torch.finfo(scores.dtype).min)
-        attended = self.drop(scores.softmax(-1)) @ v
-        pooled = self.norm(attended.mean(1))
-        return self.head(torch.minimum(pooled, torch.tensor([3.0, inf, 3.0, inf])))
-
-
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 def test_training(precision):
     """Steps of Adam, with all that has infinities for good reasons; and the scaler's own."""
     torch.manual_seed(0)
-    model = Masked()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    layer, head = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 2)
+    parameters = [*layer.parameters(), *head.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=precision is not None)
-    best = torch.tensor(inf)
+    mask, largest, best = torch.full((3, 3), -inf).triu(1), torch.tensor([3.0, inf, 3.0, inf]), torch.tensor(inf)
     with explain() as report:
-        for _ in range(30):
+        for _ in range(5):
             x, y = torch.randn(8, 3, 4), torch.randint(0, 2, (8,))
             with torch.autocast("cpu", dtype=precision, enabled=precision is not None):
-                loss = F.cross_entropy(model(x), y)
+                pooled = layer(x, src_mask=mask, is_causal=True).mean(1)
+                loss = F.cross_entropy(head(torch.minimum(pooled, largest)), y)
             optimizer.zero_grad()
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(parameters, 1.0)
             scaler.step(optimizer)
             scaler.update()
             best = torch.minimum(best, loss.detach())
-    assert report.ok and report.passes == 30, report
+    assert report.ok and report.passes == 5, report
 
 
 def test_inputs_that_are_not_finite_and_not_used():
@@ -94,3 +81,96 @@ def test_inputs_that_are_not_finite_and_not_used():
         x = torch.ones(4, requires_grad=True)
         (x * 2).sum().backward()
     assert report.ok and kept, report
+
+
+CODE = {}
+
+
+def code(function):
+    CODE[function.__name__] = function
+    return function
+
+
+@code
+def a_view_of_a_leaf_under_no_grad():
+    w = torch.randn(3, 3, requires_grad=True)
+    with torch.no_grad():
+        w[0].zero_()
+        w[1].mul_(2)
+        w.view(-1)[:2].copy_(torch.ones(2))
+        row = w[2]
+        w.add_(1)
+    (w * 2).sum().backward()
+    return [w, w.grad, row.detach()]
+
+
+@code
+def batches_of_vectors():
+    x = torch.ones(3, requires_grad=True)
+    y = x.sqrt() * 2
+    slopes = torch.autograd.functional.jacobian(torch.exp, torch.ones(3), vectorize=True)
+    return [*torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True), slopes]
+
+
+@code
+def the_fast_paths_of_modules():
+    """They give 0 in padded rows, where the others compute something."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    with torch.inference_mode():
+        return [model(torch.randn(2, 3, 8), src_key_padding_mask=torch.tensor([[False, False, True]] * 2)).clone()]
+
+
+def a_gradient_that_is_asked_for(layout):
+    x = getattr(torch.eye(3) + 1, f"to_{layout}")().requires_grad_()
+    y = x.to_dense().sqrt().sum()
+    return [gradient.to_dense() for gradient in torch.autograd.grad(y, x)]
+
+
+for layout in ("sparse", "sparse_csr", "mkldnn"):
+    if layout != "mkldnn" or torch.backends.mkldnn.is_available():
+        CODE[f"a leaf as {layout}"] = lambda layout=layout: a_gradient_that_is_asked_for(layout)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize("name", CODE)
+def test_it_is_left_alone(name):
+    torch.manual_seed(0)
+    plain = [tensor.detach().clone() for tensor in CODE[name]()]
+    torch.manual_seed(0)
+    with warnings.catch_warnings(), explain() as report:
+        result = CODE[name]()
+    assert report.ok, report
+    assert all(torch.equal(one, other) for one, other in zip(plain, result, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_trace_has_the_users_operators_alone():
+    with explain():
+        traced = torch.jit.trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.randn(2, 4))
+    operators = [node.kind() for node in traced.inlined_graph.nodes() if node.kind() != "prim::GetAttr"]
+    assert operators == ["aten::linear", "aten::relu"]
+
+
+def test_a_batch_of_vectors_is_not_said_to_be_finite():
+    x = torch.zeros(2, requires_grad=True)
+    report = report_of(lambda: torch.autograd.grad(x.sqrt(), x, torch.eye(2), is_grads_batched=True))
+    assert report.notes == ["a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"]
+
+
+@pytest.mark.parametrize(("at", "is_used"), [("leaf", True), ("inside", False)])
+def test_a_gradient_at_an_edge_of_the_graph(at, is_used):
+    """As pipelines ask for it."""
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    with explain() as report:
+        y = x * 1
+        loss = y.log().sum() if is_used else torch.where(y > 0, y.log(), 0).sum()
+        edge = torch.autograd.graph.get_gradient_edge(x if at == "leaf" else y)
+        (gradient,) = torch.autograd.grad(loss, edge)
+    assert not gradient.isfinite().all()
+    (origin,) = report
+    assert (origin.kind, origin.operator) == ("undefined" if is_used else "contaminated", "log")
+    assert origin.reached[-1] == ("x" if at == "leaf" else "the gradient at mul")
+    assert origin.fixed in (True, None) or is_used

@@ -46,18 +46,17 @@ def of_pytorch():
     ]
 
 
+def is_as(before):
+    return all(one is other or one == other for one, other in zip(of_pytorch(), before, strict=True))
+
+
 @pytest.fixture(autouse=True)
 def untouched():
     import torch._dynamo.eval_frame  # noqa: F401
 
     before = of_pytorch()
     yield
-    for one, other in zip(of_pytorch(), before, strict=True):
-        assert one is other or one == other
-
-
-class Mine(Exception):
-    pass
+    assert is_as(before)
 
 
 def spoiled():
@@ -72,21 +71,14 @@ def raises(error):
     return hook
 
 
-def function_that_raises(error):
-    backward = staticmethod(lambda ctx, gradient: raises(error)())
-    return type(
-        "Ends", (torch.autograd.Function,), {"forward": staticmethod(lambda ctx, x: x * 1), "backward": backward}
-    )
+class Ends(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x, error: (setattr(ctx, "error", error), x * 1)[1])
+    backward = staticmethod(lambda ctx, gradient: raises(ctx.error)())
 
 
 def raises_the_second_time(error):
-    calls = []
-
-    def run(x):
-        calls.append(1)
-        return x.exp() if len(calls) == 1 else raises(error)()
-
-    return run
+    runs = iter([torch.exp])
+    return lambda x: next(runs, raises(error))(x)
 
 
 ENDS = {
@@ -94,13 +86,13 @@ ENDS = {
     "tensor hook": lambda x, loss, error: loss.register_hook(raises(error)) and loss,
     "leaf hook": lambda x, loss, error: x.register_hook(raises(error)) and loss,
     "node hook": lambda x, loss, error: loss.grad_fn.register_hook(raises(error)) and loss,
-    "function": lambda x, loss, error: loss + function_that_raises(error).apply(x).sum(),
+    "function": lambda x, loss, error: loss + Ends.apply(x, error).sum(),
     "checkpoint": lambda x, loss, error: loss + checkpoint(raises_the_second_time(error), x, use_reentrant=False).sum(),
     "after": lambda x, loss, error: loss,
 }
 
 
-@pytest.mark.parametrize(("where", "error"), [*((where, Mine) for where in ENDS), ("forward", KeyboardInterrupt)])
+@pytest.mark.parametrize(("where", "error"), [*((where, KeyError) for where in ENDS), ("forward", KeyboardInterrupt)])
 def test_whatever_ends_it(where, error):
     with pytest.raises(error), explain():  # noqa: PT012
         ENDS[where](*spoiled(), error).backward()
@@ -144,8 +136,7 @@ def test_ctrl_c_at_any_call_of_ours(run):
             sys.settrace(interrupt)
             run(x, optimizer)
         sys.settrace(None)
-        for one, other in zip(of_pytorch(), before, strict=True):
-            assert one is other or one == other, count
+        assert is_as(before), count
     assert count > 50
 
 
@@ -155,8 +146,8 @@ def test_one_watch_is_entered_once():
         watch.__enter__()
 
 
-def in_threads(*functions):
-    threads = [threading.Thread(target=function) for function in functions]
+def in_threads(function, *arguments):
+    threads = [threading.Thread(target=function, args=[each]) for each in arguments]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -167,21 +158,18 @@ def test_two_threads():
     """Each thread is told of its own, whichever ends first."""
     reports, steps = {}, threading.Barrier(2, timeout=20)
 
-    def work(name, loss_of):
+    def work(function):
         with explain() as report:
             steps.wait()
-            loss_of().backward()
+            function(torch.zeros(2, requires_grad=True)).sum().backward()
             steps.wait()
-            if name == "log":
+            if function is torch.log:
                 time.sleep(0.05)
-        reports[name] = [origin.operator for origin in report]
+        reports[function] = [origin.operator for origin in report]
 
     with explain() as report:  # in this thread
-        in_threads(
-            lambda: work("log", lambda: spoiled()[1]),
-            lambda: work("sqrt", lambda: torch.tensor([0.0], requires_grad=True).sqrt().sum()),
-        )
-    assert reports == {"log": ["log"], "sqrt": ["sqrt"]} and report.ok and not report.passes
+        in_threads(work, torch.log, torch.sqrt)
+    assert reports == {torch.log: ["log"], torch.sqrt: ["sqrt"]} and report.ok and not report.passes
 
 
 def test_the_filters_of_warnings_after_two_threads():
@@ -197,13 +185,11 @@ def test_the_filters_of_warnings_after_two_threads():
         if ends_first:
             steps.wait()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        before = list(warnings.filters)
-        in_threads(lambda: work(True), lambda: work(False))
+    before = list(warnings.filters)
+    in_threads(work, True, False)
+    assert list(warnings.filters) == before
+    with pytest.warns(UserWarning, match="of this thread"):
         warnings.warn("of this thread", stacklevel=1)
-        assert list(warnings.filters) == before
-    assert [str(each.message) for each in caught] == ["of this thread"]
 
 
 def steps():
@@ -260,17 +246,11 @@ def test_a_pass_beside_compiled_autograd():
     assert [origin.operator for origin in report] == ["sqrt"] and x.grad.isinf().all()
 
 
-class Proxy:
-    """As of Flask's request outside of a request."""
-
-    @property
-    def __class__(self):
-        raise RuntimeError("working outside of a request")
-
-
 def test_a_proxy_among_the_variables_is_not_asked():
+    """As Flask's request outside of a request."""
+    proxy = type("Proxy", (), {"__class__": property(raises(RuntimeError("working outside of a request")))})
     x = torch.zeros(2, requires_grad=True)
-    report = report_of(lambda: exec("x.sqrt().sum().backward()", {"x": x, "request": Proxy()}))
+    report = report_of(lambda: exec("x.sqrt().sum().backward()", {"x": x, "request": proxy()}))
     assert [origin.operator for origin in report] == ["sqrt"]
 
 
@@ -283,11 +263,11 @@ def test_no_tensor_is_kept():
         del x, loss
         gc.collect()
         assert [ref() for ref in known] == [None] * 3  # inside of the block
-        net, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)), torch.randn(2, 3, requires_grad=True)
-        y = net[1]((net[0](x) * 0).sqrt())
+        net, x = nn.Linear(3, 4), torch.randn(2, 3, requires_grad=True)
+        y = (net(x) * 0).sqrt()
         y.register_hook(lambda gradient: None)
         y.sum().backward()
-        kept = [weakref.ref(thing) for thing in (net, x, y, x.grad, net[0].weight, net[0].weight.grad)]
+        kept = [weakref.ref(thing) for thing in (net, x, y, x.grad, net.weight, net.weight.grad)]
     del net, x, y
     gc.collect()
     assert not report.ok and [ref() for ref in kept] == [None] * 6

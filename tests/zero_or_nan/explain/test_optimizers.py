@@ -75,36 +75,6 @@ def test_a_gradient_that_is_not_finite(kind, options):
         assert [origin.operator for origin in report] == ([] if is_quiet else operators), (spoils, report)
 
 
-OWN = [
-    (torch.optim.Adam, {"eps": 0.0}, torch.float32),
-    (torch.optim.Adam, {"eps": 0.0, "fused": True}, torch.float32),
-    (torch.optim.AdamW, {"foreach": True}, torch.float16),
-    (torch.optim.Adadelta, {"eps": 0.0}, torch.float32),
-]
-
-
-def train_with_gradient_0(kind, options, dtype):
-    w = torch.ones(2, dtype=dtype, requires_grad=True)
-    optimizer = kind([w], **options)
-    for _ in range(3):
-        optimizer.zero_grad()
-        (w * 0).sum().backward()
-        optimizer.step()
-    return w
-
-
-@pytest.mark.parametrize(("kind", "options", "dtype"), OWN)
-def test_what_an_optimizer_makes_itself(kind, options, dtype):
-    """Its eps is 0, or rounded to 0. The remedy is a larger eps, or a wider type."""
-    (origin,) = report_of(lambda: train_with_gradient_0(kind, options, dtype))
-    assert (origin.kind, origin.module, origin.count) == ("undefined", f"{kind.__name__}.step", 2)
-    assert origin.times == 1 and "eps" in origin.remedy
-    if "fused" not in options:
-        assert origin.operands.endswith(("0 / 0", "/ 0 = inf", "… / 0"))
-    assert train_with_gradient_0(kind, {**options, "eps": 1e-4}, dtype).isfinite().all()
-    assert train_with_gradient_0(kind, {**options, "eps": 1e-8}, torch.float32).isfinite().all()
-
-
 def test_the_forward_in_a_closure_is_not_the_optimizers():
     w = torch.ones(1, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=0.1)

@@ -1,12 +1,12 @@
 """The course of a training before it fails: did the loss and the parameters grow from step to step?
 
 A training that *diverges* overflows in the end, and the line that overflows is not the cause. What tells a divergence
-from another failure was measured on training runs with a known cause (`runs.py` among the tests). In each divergence of
-several steps, the loss and the largest parameter had both grown more than a millionfold before the step that failed.
-In other failures at most one of the two had: weights that start near 0 grow while the loss falls, and a loss grows with
-its data while the weights stay. Hence two numbers are compared with those of the first step. The exception is a single
-bad batch: the loss jumps while the weights have hardly grown, and then the weights follow. Many layers, or a recurrent
-net, look the same if a step was too long, so the report then names both causes.
+from another failure was measured on training runs with a known cause (`test_course.py` has runs of each kind). In each
+divergence of several steps, the loss and the largest parameter had both grown more than a millionfold before the step
+that failed. In other failures at most one of the two had: weights that start near 0 grow while the loss falls, and a
+loss grows with its data while the weights stay. Hence two numbers are compared with those of the first step. The
+exception is a single bad batch: the loss jumps while the weights have hardly grown, and then the weights follow. Many
+layers, or a recurrent net, look the same if a step was too long, so the report then names both causes.
 
 Limits. An overflow in the first step has no course. If the second step overflows, there is one earlier loss only: the
 report then says *perhaps*. An inner loop within one step is not seen, nor is a divergence that ends before the loss is
