@@ -154,7 +154,8 @@ def _made(
 def _computed(pattern: str, operands: Sequence[Any]) -> Tensor:
     """The result of a pattern, element by element."""
     code = pattern.format(*(f"operands[{at}]" for at in range(len(operands))))
-    code = code.translate(str.maketrans({"−": "-", "×": "*", "÷": "/", "³": "**3"}))
+    for sign, operator in {"−": "-", "×": "*", "÷": "/", "³": "**3"}.items():
+        code = code.replace(sign, operator)
     code = re.sub("(.+) if (.+) else (.+)", r"torch.where(\2, \1, \3)", code)
     result: Tensor = eval(code, {"torch": torch, "operands": operands})
     return result

@@ -27,8 +27,6 @@ def wanted(tensors, grad, used, bias, **rest):
     return ignoring.grad((by_hand(*leaves, **rest) * grad).where(used, 0.0).sum(), leaves)
 
 
-
-
 # The CPU's kernel, as users call it.
 
 

@@ -257,6 +257,8 @@ def test_a_matrix_that_is_not_finite_leaves_ignored_columns_out(solve, left):
     op = getattr(torch.ops.aten, solve)
     solution = op(factors[0], given, left=left)[0] if solve == "_linalg_solve_ex" else op(*factors, given, left=left)
     assert torch.equal(solution.mask, used) and torch.equal(solution.value.isnan(), used)
+
+
 # Numbers with a scale that is learnt.
 
 

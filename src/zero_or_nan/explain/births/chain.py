@@ -103,10 +103,11 @@ class Chain:
 
     def _value(self, tensor: Tensor, run: Run, dtype: torch.dtype | None) -> Any:
         key, call = id(tensor), self.of(tensor)
-        if key not in run.values and call is None:
-            run.take(key, tensor, dtype, key in self.wanted)
-        elif key not in run.values:
-            run.values[key] = self._result(call, run, dtype)
+        if key not in run.values:
+            if call is None:
+                run.take(key, tensor, dtype, key in self.wanted)
+            else:
+                run.values[key] = self._result(call, run, dtype)
         return run.values[key]
 
 

@@ -139,9 +139,9 @@ class Provenance:
     ) -> None:
         self._end: str | None = None if before is None else step or before._end
         """The last step of each path that can still grow; None if they differ, or a path is empty."""
-        self._shortest = MOST_STEPS if before is None else before._shortest + bool(step)
+        self._shortest: int = MOST_STEPS if before is None else before._shortest + bool(step)
         """No path is shorter."""
-        self.kinds = 0 if before is None else before.kinds
+        self.kinds: int = 0 if before is None else before.kinds
         history = _History() if before is None else before._to_continue()
         if step:
             history.steps.append(step)
