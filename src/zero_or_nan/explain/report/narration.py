@@ -268,8 +268,8 @@ class Names:
     """The names that can be found now.
 
     Modules that were called in the block, or that are variables, are found at once. A walk over all objects, which
-    takes as long as many passes of a small model, finds the others. It happens at most once: if another module holds
-    what is looked up, or if none that was found holds it.
+    takes as long as many passes of a small model, finds the others. It happens at most once, and only if a tensor is
+    looked up that is in no module that was found. A name begins at the outermost module that was found.
 
     Args:
         frame: the user's frame, whose variables give names to tensors.
@@ -283,7 +283,6 @@ class Names:
         self._inside: dict[int, list[tuple[nn.Module, str]]] = {}
         self._holds: dict[int, list[tuple[nn.Module, str]]] = {}
         self._buffers: set[int] = set()
-        self._ends: set[int] = set()  # outermost modules that were looked around
         self._looked = self._looked_everywhere = False
 
     def _look(self) -> None:
@@ -326,17 +325,6 @@ class Names:
                 if tensor is not None:
                     self._holds.setdefault(id(tensor), []).append((module, name))
 
-    def _look_around(self, module: nn.Module) -> None:
-        """Find all modules if one that is not known holds the outermost module around this one."""
-        seen = set()
-        while id(module) in self._inside and id(module) not in seen:
-            seen.add(id(module))  # modules may hold each other
-            module, _ = self._inside[id(module)][0]
-        if not self._looked_everywhere and id(module) not in self._ends:
-            self._ends.add(id(module))
-            if any(map(_holds_modules, gc.get_referrers(module))):  # a walk over all objects, too, but in C
-                self._look_everywhere()
-
     def of_module(self, module: nn.Module | None, outer: nn.Module | None = None) -> str:
         """The path of a module from the outermost module that holds it; empty if no module does.
 
@@ -347,7 +335,6 @@ class Names:
         if module is None:
             return ""
         self._look()
-        self._look_around(module if outer is None else outer)
         parts: list[str] = []
         seen = set()
         if outer is not None and outer is not module:
@@ -394,8 +381,3 @@ class Names:
                 frame = frame.f_back
             self._variables[id(tensor)] = found[0] if found else ""
         return self._variables[id(tensor)]
-
-
-def _holds_modules(thing: Any) -> bool:
-    """Whether an object looks like the dict in which a module has its children."""
-    return isinstance(thing, dict) and all(value is None or isinstance(value, nn.Module) for value in thing.values())
