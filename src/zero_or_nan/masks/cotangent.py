@@ -264,7 +264,7 @@ def nothing(like: Any) -> Cotangent:
 def without_nan(value: Tensor, mask: Tensor) -> None:
     """Write 0 over each NaN that does not count, in place."""
     if not value.is_cpu or has_nan(value):
-        torch.where((value == value).logical_or_(mask), value, value.new_zeros(()), out=value)
+        torch.where(mask, value, value.nan_to_num(0.0, torch.inf, -torch.inf), out=value)
 
 
 def is_finite(thing: Any) -> bool:
