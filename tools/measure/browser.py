@@ -164,4 +164,4 @@ def axe(visit: Visit, root: Path, within: str = "html") -> list[str]:
 def weigh(visit: Visit, path: str) -> int:
     """The bytes of all files that a visit to a page needs, compressed as a host sends them."""
     visit.open(path)
-    return sum(len(gzip.compress(request.response().body())) for request in visit.requests)
+    return sum(len(gzip.compress(request.response().body())) for request in visit.requests if not request.redirected_to)

@@ -39,13 +39,13 @@ def test_what_is_recorded_as_fixed_is_good_enough(operators):
 def test_an_operator_is_as_recorded(operators, index):
     """One operator in 72, with and without a row, a few samples of each; `make fixed` measures all of all of them.
 
-    No sample contaminates an operator that has no row.
+    An operator without a row is contaminated on some processors at most, as `elu` is, and then it is fixed.
     """
     name = sorted(operators)[index]
     tally = fixed.measure(operators[name], samples=3)
     assert tally.broken == tally.other_bits == 0
     if name not in ROWS:
-        assert tally.contaminated == 0, tally.notes
+        assert tally.contaminated == tally.fixed, tally.notes
     elif ROWS[name]["fixed"] == ROWS[name]["contaminated"]:
         assert tally.fixed == tally.contaminated, tally.notes
 

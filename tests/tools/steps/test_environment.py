@@ -27,7 +27,7 @@ def test_the_same_state_has_the_same_fingerprint_wherever_it_lies(project):
 
 
 def test_whatever_pages_import_or_run_on_changes_the_fingerprint_and_nothing_else_does(project, monkeypatch):
-    added = project.helpers / "data" / "table.json"
+    added = project.helpers / "more" / "table.json"
     changes = {
         "recorded results": lambda: project.claims.write_text("{}", encoding="utf-8"),  # pages show where they held
         "a helper": lambda: (project.helpers / "cases.py").write_text("", encoding="utf-8"),
