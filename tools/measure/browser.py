@@ -53,6 +53,10 @@ def built(project: Project) -> Path:
 class _Handler(SimpleHTTPRequestHandler):
     """Serves the files of a folder as GitHub Pages does: a missing file gives `404.html`."""
 
+    def send_head(self) -> Any:
+        del self.headers["If-Modified-Since"]  # each visit gets whole files, which can be weighed
+        return super().send_head()
+
     def send_error(self, code: int, *args: Any) -> None:
         content = Path(self.directory, "404.html").read_bytes()
         self.send_response(code)
@@ -164,4 +168,4 @@ def axe(visit: Visit, root: Path, within: str = "html") -> list[str]:
 def weigh(visit: Visit, path: str) -> int:
     """The bytes of all files that a visit to a page needs, compressed as a host sends them."""
     visit.open(path)
-    return sum(len(gzip.compress(request.response().body())) for request in visit.requests if not request.redirected_to)
+    return sum(len(gzip.compress(request.response().body())) for request in visit.requests)
