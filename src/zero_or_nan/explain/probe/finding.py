@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from ..program.tensors import tensors_in
 from ..report.report import Origin, place
 from .candidates import Change, Kind
-from .loss import Case, Loss
+from .loss import Case, Loss, Numbers
+from .rounded import HALF
 
 MOST_ELEMENTS = 400
 """The number of elements up to which a test has the inputs as text."""
@@ -46,7 +47,8 @@ class Finding:
     Attributes:
         file, line, source: the line that failed.
         function: the public name of the function that failed, such as "log".
-        kind: what `explain` says of it: "undefined", "overflow", "contaminated" or "bad input".
+        kind: what `explain` says of it: "undefined", "overflow", "contaminated" or "bad input"; or "rounded" if all is
+            finite, but the loss is off by more than half of what float64 gives.
         distance: how far the input is from the example, in words.
         inputs: the inputs that show it, to call the loss with: `loss_fn(*finding.inputs)`.
         parameters: by name, the values that the parameters have there, if they differ from those of the example.
@@ -54,7 +56,8 @@ class Finding:
         remedy: what to write instead, tried on these numbers, or advice.
         test: a test to paste, which fails until the loss is fixed; empty if the inputs are too large to print, or if
             the loss is a function whose parameters would have to change.
-        origin: everything that `explain` says of it.
+        origin: everything that `explain` says of it; None if all is finite.
+        exact: what is off if all is finite, in a sentence with both numbers.
     """
 
     file: str
@@ -67,9 +70,10 @@ class Finding:
     parameters: dict[str, Tensor]
     loss: Tensor
     gradients: dict[str, Tensor]
-    remedy: str
     test: str
-    origin: Origin = field(repr=False)
+    remedy: str = ""
+    origin: Origin | None = field(default=None, repr=False)
+    exact: str = ""
 
     @property
     def bad_gradients(self) -> list[str]:
@@ -78,13 +82,13 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """The finding without its tensors: `test` has the inputs as code. `loss` is a text, such as "nan"."""
-        kept = ("file", "line", "source", "function", "kind", "distance", "remedy", "test")
+        kept = ("file", "line", "source", "function", "kind", "distance", "remedy", "test", "exact")
         told = {name: getattr(self, name) for name in kept}
         return {
             **told,
             "loss": str(self.loss.item()),
             "bad_gradients": self.bad_gradients,
-            "origin": asdict(self.origin),
+            "origin": asdict(self.origin) if self.origin else None,
         }
 
     def __str__(self) -> str:
@@ -92,12 +96,13 @@ class Finding:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         reached = ["the loss"] * (not bool(self.loss.isfinite()))
         reached += [f"the gradient of {', '.join(bad[:3])}{more}"] * bool(bad)
+        says = self.exact or f"{' and '.join(reached)} would not be finite"
         lines = [
-            f"{self.kind}: {self.origin.operands or self.function}",
+            f"{self.kind}: {self.origin.operands if self.origin and self.origin.operands else self.function}",
             f"  {place(self.file, self.line)}",
             f"    {self.source}",
-            f"  if {self.distance}: {' and '.join(reached)} would not be finite",
-            f"  {self.origin.means}",
+            f"  if {self.distance}: {says}",
+            *([f"  {self.origin.means}"] if self.origin else []),
             *(f"    {line}" for line in self.remedy.splitlines()),
         ]
         if self.test:
@@ -197,8 +202,11 @@ def _changed(name: str, before: Tensor, after: Tensor, kind: Kind) -> str:
 # The test.
 
 
-def test_of(loss: Loss, case: Case, kinds: Sequence[Kind]) -> str:
-    """A test that fails on a case; empty if the inputs can't be written as text."""
+def test_of(loss: Loss, case: Case, kinds: Sequence[Kind], is_finite: bool = False) -> str:
+    """A test that fails on a case; empty if the inputs can't be written as text.
+
+    If all is finite there, the test compares with what float64 gives.
+    """
     if sum(tensor.numel() for tensor in case.tensors) > MOST_ELEMENTS:
         return ""
     pairs = zip(case.tensors, kinds, strict=True)
@@ -206,7 +214,7 @@ def test_of(loss: Loss, case: Case, kinds: Sequence[Kind]) -> str:
     rounded = case._replace(tensors=tuple(tensors))
     for written in (*_of_one_row(loss, rounded), rounded, case):
         with contextlib.suppress(ValueError):
-            text, name = _text(loss, written)
+            text, name = _text(loss, written, loss.numbers(written, torch.float64) if is_finite else None)
             if loss.is_failed_by(text, name, written.factor):
                 return text
     return ""
@@ -226,7 +234,7 @@ def _of_digits(tensor: Tensor, digits: int) -> Tensor:
     return torch.tensor(numbers, dtype=tensor.dtype, device=tensor.device).reshape(tensor.shape)
 
 
-def _text(loss: Loss, case: Case) -> tuple[str, str]:
+def _text(loss: Loss, case: Case, exact: Numbers | None) -> tuple[str, str]:
     """The test, and the name that it calls the loss by."""
     name, imports = _name_of(loss.function)
     is_module = isinstance(loss.function, nn.Module)
@@ -247,15 +255,27 @@ def _text(loss: Loss, case: Case) -> tuple[str, str]:
         lines += [f"for parameter in {name}.parameters():", f"    parameter.data *= {case.factor:g}"]
     if loss.is_random:
         lines.append(f"torch.manual_seed({loss.seed})")
-    lines += [f"loss = {name}({', '.join(called)}){loss.path}", "assert loss.isfinite()"]
+    lines.append(f"loss = {name}({', '.join(called)}){loss.path}")
+    lines.append("assert loss.isfinite()" if exact is None else _close("loss", exact.loss))
     if wanted or loss.parameters:
         lines.append("loss.backward()")
-    lines += [f"assert {variable}.grad.isfinite().all()" for variable in wanted]
+    right = exact.gradients if exact is not None else {}
+    lines += [
+        _close(f"{variable}.grad", right[variable]) if variable in right else f"assert {variable}.grad.isfinite().all()"
+        for variable in wanted
+    ]
     if is_module and loss.parameters:
         lines.append(f"for parameter in {name}.parameters():")
         lines.append("    assert parameter.grad is None or parameter.grad.isfinite().all()")
-    title = f"def test_{name.rpartition('.')[2].strip('_')}_is_finite():"
+    title = f"def test_{name.rpartition('.')[2].strip('_')}_is_{'finite' if exact is None else 'right'}():"
     return "\n".join(["import torch", *imports, "", "", title, *(f"    {line}" for line in lines), ""]), name
+
+
+def _close(code: str, exact: Tensor) -> str:
+    """A line that fails if a tensor is off by more than half of the largest number that it should have."""
+    largest = float(exact.abs().max())
+    right = _tensor(_of_digits(exact, 6))
+    return f"torch.testing.assert_close({code}.double(), {right}, rtol=0, atol={HALF * largest:.3g})"
 
 
 def _name_of(function: Callable[..., Any]) -> tuple[str, list[str]]:

@@ -9,7 +9,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -221,10 +221,12 @@ class Loss:
         with self._tried(case), watch:
             self._differentiated(*self._loss(case))
 
-    def recorded(self, case: Case, mode: TorchFunctionMode) -> tuple[Tensor, list[Tensor]] | None:
+    def recorded(
+        self, case: Case, mode: TorchFunctionMode, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, list[Tensor]] | None:
         """Run the loss in a mode: the loss, and its inputs, which all have a gradient; None if it refuses them."""
-        with self._tried(case), mode:
-            return self._loss(case, all_want=True)
+        with self._tried(case, dtype):
+            return self._loss(case, dtype, all_want=True, mode=mode)
         return None
 
     def used(self, case: Case) -> list[Tensor]:
@@ -270,15 +272,19 @@ class Loss:
                 parameter.data = data
 
     def _loss(
-        self, case: Case, dtype: torch.dtype | None = None, all_want: bool = False
+        self,
+        case: Case,
+        dtype: torch.dtype | None = None,
+        all_want: bool = False,
+        mode: AbstractContextManager[Any] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Call the loss. Its tensors are new ones, which it may write to."""
+        """Call the loss in a mode. Its tensors are new ones, which it may write to."""
         leaves = [_wider(tensor, dtype).detach().clone() for tensor in case.tensors]
         for leaf, wants in zip(leaves, self.wants, strict=True):
             leaf.requires_grad_(wants or all_want and leaf.is_floating_point())
         given = (leaf if old.is_leaf else leaf.clone() for leaf, old in zip(leaves, self._given, strict=True))
         wide = Wide(self.parameters.values(), dtype) if dtype is not None and self.is_large else nullcontext()
-        with wide:
+        with wide, mode or nullcontext():
             loss, self.path = loss_of(self.function(*self._with(given)))
         return loss, leaves
 

@@ -25,10 +25,11 @@ from torch.overrides import TorchFunctionMode
 from ...functions.numerics import numerics_of
 from ..births.call import Call, in_order
 from ..program.code import Places, plan_of
-from ..report.report import Origin, place
+from ..report.report import place
 from .candidates import ROWS, Candidate, Change, Input, Kind, candidates, is_within, kind_of
 from .finding import Edge, Finding, ProbeReport, distance, test_of
-from .loss import Case, Key, Loss
+from .loss import Case, Key, Loss, Numbers
+from .rounded import rounded
 
 MOST_EDGES = 50
 """How many calls the gradient is followed to."""
@@ -120,7 +121,8 @@ class Search:
     def run(self) -> bool:
         """Try the example, the inputs that people meet, and those that a gradient leads to; False if time was up."""
         example = self.loss.example
-        if not self.loss.begin().is_finite:
+        first = self.loss.begin()
+        if not first.is_finite:
             self._look_at(Candidate(example))
             return True
         calls = Calls()
@@ -134,15 +136,22 @@ class Search:
         likely = candidates(example, *given, self.loss.used, is_slow)
         # Training brings the loss itself to 0, and then no triplet of a batch may count any more. All elements change.
         trained = map(Candidate, towards(self.loss, self.kinds, lambda loss, calls: loss.reshape(1)))
-        first = self.spent()
+        began = self.spent()
+        grown: list[Candidate] = []
         for tried, candidate in enumerate(itertools.chain(likely, self._towards(edges[:MOST_EDGES]), trained)):
             if self._is_over():
                 return False
-            each = min(self.loss.seconds, (self.spent() - first) / tried) if tried else self.loss.seconds
+            each = min(self.loss.seconds, (self.spent() - began) / tried) if tried else self.loss.seconds
             self._say(tried, count, each)
             if fail_alone.isdisjoint(candidate.changes) and self.loss.fails(candidate.case):
                 fail_alone.update(candidate.changes if len(candidate.changes) == 1 else ())
                 self._look_at(candidate)
+            elif candidate.base.tensors is example.tensors and self._grows_alone(candidate.changes):
+                grown.append(candidate)
+        for candidate in grown if self._has_exact and not self.loss.is_large else ():
+            if self._is_over():
+                return False
+            self._compare(candidate, first)
         return True
 
     def spent(self) -> float:
@@ -214,8 +223,27 @@ class Search:
             case = nearest(least, self.loss.example, self.kinds, shows)
             for origin in self.loss.explained(case).origins:
                 if (origin.filename, origin.line, origin.operator) == key:
-                    self._keep(case, least.changes, origin)
+                    self._keep(least, case, key, origin.source, origin.kind, remedy=origin.remedy, origin=origin)
                     break
+
+    def _grows_alone(self, changes: Sequence[Change]) -> bool:
+        """Whether one input has grown, or the parameters. A fraction may be a probability, which never exceeds 1."""
+        return len(changes) < 2 and all(each.grows and self.kinds[each.at] != "fractions" for each in changes)
+
+    def _compare(self, candidate: Candidate, example: Numbers) -> None:
+        """Keep a case in which numbers have grown, if the loss is finite there, but wrong."""
+        found = rounded(self.loss, candidate.case, example)
+        if found is None or any(key[:2] == found.key[:2] for key in self._kept):
+            return
+
+        def shows(case: Case) -> bool:
+            other = None if self._is_over() else rounded(self.loss, case, example)
+            return other is not None and other.key == found.key
+
+        least = less_grown(candidate, shows)
+        if (found := rounded(self.loss, least.case, example)) is not None:
+            self._kept.add(found.key)
+            self._keep(least, least.case, found.key, found.place.source, "rounded", exact=str(found))
 
     @cached_property
     def _has_exact(self) -> bool:
@@ -240,29 +268,23 @@ class Search:
             for each in (exact.loss, *exact.gradients.values())
         )
 
-    def _keep(self, case: Case, changes: Sequence[Change], origin: Origin) -> None:
-        test = test_of(self.loss, case, self.kinds)
+    def _keep(self, candidate: Candidate, case: Case, key: Key, source: str, kind: str, **more: Any) -> None:
+        """Report a finding, with the nearest case that was found from a candidate."""
         numbers = self.loss.numbers(case)
         assert numbers is not None
         parameters = self.loss.parameters.items() if case.factor != 1 else ()
         self.report.findings.append(
             Finding(
-                file=origin.filename,
-                line=origin.line,
-                source=origin.source,
-                function=origin.operator,
-                kind=origin.kind,
-                distance=distance(self.loss, case, changes, self.kinds),
+                *(key[0], key[1], source, key[2], kind),
+                distance=distance(self.loss, case, candidate.changes, self.kinds),
                 inputs=self.loss.inputs_of(case),
                 parameters={name: each.detach() * case.factor for name, each in parameters},
                 loss=numbers.loss,
                 gradients={name: _in_little_memory(each) for name, each in numbers.gradients.items()},
-                remedy=origin.remedy,
-                test=test,
-                origin=origin,
+                test=test_of(self.loss, case, self.kinds, numbers.is_finite),
+                **more,
             )
         )
-        key = origin.filename, origin.line, origin.operator
         self.report.searched = [edge for edge in self.report.searched if edge[:3] != key]
 
 

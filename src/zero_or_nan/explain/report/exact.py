@@ -203,15 +203,26 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
         return None
     is_beyond = not cured(before, in_float64, run)[0]
     too = "; float64 loses it, too" if is_beyond and dtype is not torch.float64 else ""
-    for key, (made, call) in chain.made.items():
-        if key not in run.values or not made.is_floating_point():
-            continue
-        actual, value = plain.values[key].detach(), run.values[key].detach()
-        lost = torch.isfinite(value) & (((actual == 0) & (value != 0)) | actual.isinf())
-        if bool(lost.any()):
-            return Lost(right, fits, _sentence(call, actual, value, first_of(lost)) + too, is_beyond, key)
+    made = [key for key, (each, _) in chain.made.items() if key in run.values and each.is_floating_point()]
+    lost = {key: each for key in made if bool((each := _lost(plain.values[key], run.values[key])).any())}
+    used = {key: each & (_slopes(run, failed_at(before), key) != 0) for key, each in lost.items()}
+    if found := {key: each for key, each in used.items() if bool(each.any())} or lost:
+        key, elements = next(iter(found.items()))
+        sentence = _sentence(chain.made[key][1], plain.values[key], run.values[key], first_of(elements))
+        return Lost(right, fits, sentence + too, is_beyond, key)
     is_large = size > torch.finfo(dtype).max
     return Lost(right, fits, too_large if is_large else f"{name} loses a number on the way to it{too}", is_beyond)
+
+
+def _lost(actual: Tensor, value: Tensor) -> Tensor:
+    """Where a result is 0 or an infinity in place of another number."""
+    return torch.isfinite(value) & (((actual == 0) & (value != 0)) | actual.isinf())
+
+
+def _slopes(run: Run, at: tuple[int, ...], key: int) -> Tensor:
+    """The derivatives of an element of the result of a run by the elements of a result on the way to it."""
+    one = run.result[at]
+    return _gradients(run, [one], [run.values[key]], [torch.ones_like(one)])[0]
 
 
 def cured(was: Outcome, exact: Outcome, run: Run) -> tuple[str, float]:

@@ -1,0 +1,116 @@
+"""Inputs on which a loss is finite, but wrong: off by more than half of what float64 gives.
+
+The loss runs in both dtypes, and each call is noted. The call at fault gives a result that is off, although its
+operands are right. A gradient alone is not compared: it is off for many inputs that no training gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..program.code import Place, Places, plan_of
+from ..program.tensors import tensors_in
+from .loss import Case, Key, Loss, Numbers
+
+HALF = 0.5
+"""The part of a number by which it may be off."""
+
+LITTLE = 1e-3
+"""An error counts if it is at least this part of the example's loss."""
+
+
+class Rounded(NamedTuple):
+    """The call at fault, with what the loss gives in its own dtype and in float64."""
+
+    place: Place
+    name: str
+    numbers: Numbers
+    exact: Numbers
+
+    @property
+    def key(self) -> Key:
+        return self.place.filename, self.place.line, self.name
+
+    def __str__(self) -> str:
+        """What is off, in one sentence."""
+        text = f"the loss is {self.numbers.loss.item():.4g}, but {self.exact.loss.item():.4g} in float64"
+        is_dead, is_dead_in_float64 = (
+            not any(bool(each.any()) for each in of.gradients.values()) for of in (self.numbers, self.exact)
+        )
+        return f"{text}, and all gradients are 0" if is_dead and not is_dead_in_float64 else text
+
+
+class _Ran(NamedTuple):
+    """A call, with the tensors that it took and gave."""
+
+    place: Place
+    name: str
+    operands: list[Tensor]
+    results: list[Tensor]
+
+
+class _Calls(TorchFunctionMode):
+    """While entered, notes all calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[_Ran] = []
+        self._places = Places()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        plan = plan_of(func)
+        if plan.is_checked:
+            operands = tensors_in((args, kwargs))
+            self.found.append(_Ran(self._places.here(), plan.name, operands, tensors_in(result)))
+        return result
+
+
+def rounded(loss: Loss, case: Case, example: Numbers) -> Rounded | None:
+    """The call that makes the loss wrong; None if the loss is right, or if no call can be blamed.
+
+    A loss that chooses other elements in float64, or calls other functions, is not compared.
+
+    Args:
+        loss: the loss. On its example, it gives the same in float64.
+        case: where it runs.
+        example: the loss and the gradients of its example.
+    """
+    numbers, exact = loss.numbers(case), loss.numbers(case, torch.float64)
+    if numbers is None or exact is None or not (numbers.is_finite and exact.is_finite):
+        return None
+    if not _is_off(numbers.loss, exact.loss, LITTLE * float(example.loss.abs())):
+        return None
+    calls, others = _Calls(), _Calls()
+    loss.recorded(case, calls)
+    loss.recorded(case, others, torch.float64)
+    pairs = list(zip(calls.found, others.found, strict=False))
+    if len(calls.found) == len(others.found) and all(_chose_the_same(*pair) for pair in pairs):
+        for call, other in reversed(pairs):
+            if _any_off(call.results, other.results) and not _any_off(call.operands, other.operands):
+                return Rounded(call.place, call.name, numbers, exact)
+    return None
+
+
+def _is_off(number: Tensor, exact: Tensor, least: float = 0.0) -> bool:
+    """Whether a tensor of floats is off, by more than half of its largest number and by more than `least`."""
+    if not exact.dtype.is_floating_point or not exact.numel():
+        return False
+    number, exact = number.detach().to(exact), exact.detach()
+    return float((number - exact).abs().max()) > max(HALF * float(exact.abs().max()), least)
+
+
+def _any_off(some: list[Tensor], others: list[Tensor]) -> bool:
+    return any(_is_off(*pair) for pair in zip(some, others, strict=True))
+
+
+def _chose_the_same(call: _Ran, other: _Ran) -> bool:
+    """Whether two runs of a call took and gave equal integers and bools, and tensors of equal shapes."""
+    some, others = (each.operands + each.results for each in (call, other))
+    return (call.name, [each.shape for each in some]) == (other.name, [each.shape for each in others]) and all(
+        x.is_floating_point() or torch.equal(x, y) for x, y in zip(some, others, strict=True)
+    )
