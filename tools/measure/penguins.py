@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from helpers import figures, show
 from zero_or_nan import ignoring
 
-from ..project import Project, named
+from ..project import Project
 from .records import keep, made_with, prose
 
 COLUMNS = ("bill_length_mm", "bill_depth_mm", "flipper_length_mm", "body_mass_g")
@@ -171,30 +172,22 @@ def error(model: nn.Module, data: Data) -> float:
         return float((model(data.test_inputs) - data.test_targets).square().mean())
 
 
-def row(birds: Tensor, missing: str, share: float, method: str, seeds: int, steps: int = STEPS) -> dict[str, Any]:
+def row(birds: Tensor, missing: str, share: float, method: str) -> dict[str, Any]:
     """The errors of one method, one for each seed; None if the network gives NaN."""
     torch.set_num_threads(1)
     errors = []
-    for seed in range(seeds):
+    for seed in range(SEEDS):
         data = split(birds, seed, missing, share)
-        found = error(trained(method, data, seed, steps), data)
+        found = error(trained(method, data, seed), data)
         errors.append(round(found, 6) if math.isfinite(found) else None)
     return {"missing": missing, "share": share, "method": method, "errors": errors}
 
 
-def penguins(project: Project, *names: str) -> None:
-    """Train with every method, and write the errors to `results/measured/penguins.json`.
-
-    If methods are named, train only with them, at the largest share, and print the errors.
-    """
+def penguins(project: Project) -> None:
+    """Train with every method, and write the errors to `results/measured/penguins.json`."""
     birds = read_birds(project.helpers / "penguins.csv")
-    if chosen := named(names, METHODS, "method"):
-        for missing, method in itertools.product(_REMOVED, chosen):
-            print(row(birds, missing, SHARES[-1], method, SEEDS))
-        return
-    tasks = [(missing, share, method) for missing in ("targets", "inputs") for share in SHARES for method in METHODS]
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-        rows = list(pool.map(row, *zip(*((birds, *task, SEEDS) for task in tasks), strict=True)))
+        rows = list(pool.map(partial(row, birds), *zip(*itertools.product(_REMOVED, SHARES, METHODS), strict=True)))
     facts = {"birds": len(birds), "tested": TESTED, "steps": STEPS, "seeds": SEEDS}
     keep(project, "penguins", {"made_with": made_with(), **facts, "rows": rows})
 
