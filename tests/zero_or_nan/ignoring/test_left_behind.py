@@ -1,11 +1,11 @@
 """A pass leaves nothing behind: no hook, no mode, no graph that lives on, whatever failed and in whatever thread."""
 
-import contextlib
 import gc
 import os
 import subprocess
 import sys
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -73,17 +73,13 @@ def test_two_threads_on_one_retained_graph(each_way):
     assert ours == plain and ours[0] == [] and ours[2] == []
 
 
-class Failure(Exception):
-    pass
-
-
 FAILING = []
 """Not empty while what is to fail fails."""
 
 
 def fail(*_):
     if FAILING:
-        raise Failure
+        raise LookupError
 
 
 fails = function(lambda ctx, x: x * 1, lambda ctx, gradient: (fail(), gradient)[1])
@@ -246,30 +242,21 @@ def ones():
     return torch.ones(2, requires_grad=True)
 
 
-def once(first, second):
-    ignoring.backward(first + second)
-
-
-def each_by_itself(first, second):
-    ignoring.backward(first, retain_graph=True)
-    ignoring.backward(second)
-
-
-def for_an_input(first, second, **recorded):
-    *_, last = lifetimes.graph_from([first])
-    ignoring.grad(first, [last.variable], **recorded)
-
-
-def recorded(first, second):
-    for_an_input(first, second, create_graph=True)
-
-
-def in_threads(first, second):
+def in_threads(first, second, x):
     threads = [threading.Thread(target=ignoring.backward, args=(loss, None, True)) for loss in (first, second)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+PASSES = {
+    "at once": lambda first, second, x: ignoring.backward([first, second]),
+    "one by one": lambda first, second, x: [ignoring.backward(loss, retain_graph=True) for loss in (first, second)],
+    "for an input": lambda first, second, x: ignoring.grad(first, x),
+    "recorded": lambda first, second, x: ignoring.grad(first, x, create_graph=True),
+    "in threads": in_threads,
+}
 
 
 def held():
@@ -279,7 +266,7 @@ def held():
 
 
 @pytest.mark.parametrize("contaminated", [False, True], ids=["clean", "contaminated"])
-@pytest.mark.parametrize("passes", [once, each_by_itself, for_an_input, recorded, in_threads])
+@pytest.mark.parametrize("passes", PASSES.values(), ids=PASSES)
 def test_nothing_is_held_when_the_losses_are_gone(passes, contaminated):
     before = held()
     x = ones()
@@ -287,7 +274,7 @@ def test_nothing_is_held_when_the_losses_are_gone(passes, contaminated):
         x.data[1] = torch.nan
     trunk = chain(x)
     first, second = chain(trunk)[:1].sum(), (trunk * trunk)[:1].sum()
-    passes(first, second)
+    passes(first, second, x)
     if lifetimes._keeps_its_object():
         assert sum(map(len, lifetimes.DEEP_GRAPHS._held)) > before[0]
     del first, second, trunk
@@ -298,15 +285,11 @@ def test_ctrl_c_in_a_sweep_does_not_end_all_others(monkeypatch):
     before = held()
     loss = chain(ones()).sum()
     ignoring.backward(loss)
-    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
-        patched.setattr(lifetimes, "_is_free", interrupted)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(lifetimes, "_is_free", Mock(side_effect=KeyboardInterrupt))
         lifetimes.DEEP_GRAPHS.sweep()
     del loss
     assert held() == before
-
-
-def interrupted(nodes):
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("built", [False, True])
