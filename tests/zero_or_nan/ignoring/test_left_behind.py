@@ -2,7 +2,6 @@
 
 import gc
 import os
-import subprocess
 import sys
 import threading
 from unittest.mock import Mock
@@ -10,7 +9,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 from plainly import both, checkpointed, leaf, lost, sliced
-from processes import HOME
 from torch.autograd.graph import saved_tensors_hooks
 from users_functions import function
 
@@ -132,80 +130,6 @@ def test_a_pass_that_failed_leaves_nothing_behind(failure, each_way):
     if failure in ("hook", "node hook"):  # the test's own hooks are there
         plain[0] = ours[0] = sorted(set(ours[0]) - set(plain[0]))
     assert ours == plain and ours[1] is not None and ours[0] == []
-
-
-# Deep graphs, in a process of their own: where one is not freed well, the process dies.
-
-DEEP = """
-import gc, threading
-import torch
-from zero_or_nan import ignoring
-from zero_or_nan.functions import graph
-from zero_or_nan.ignoring.engine import passes
-
-torch.set_num_threads(1)
-
-
-def deep(length):
-    x = torch.ones(2, requires_grad=True)
-    y = x * 2
-    for number in range(length):
-        y = y * 1.0
-        if number == length // 2:
-            half = y
-    return {"x": x, "y": y, "half": half, "loss": y.sum()}
-
-
-def read_by_hand(node):
-    for _ in range(1000):
-        node = node.next_functions[0][0]
-    return node
-
-
-def run(order, length):
-    parts = deep(length)
-    ignoring.backward(parts["loss"])
-    assert parts["x"].grad.tolist() == [2.0, 2.0]
-    for part in order.split():
-        if part == "read":
-            parts["node"] = read_by_hand(parts["loss"].grad_fn)
-        elif part == "pass":
-            ignoring.backward(torch.ones(2, requires_grad=True).sum())
-        elif part == "collect":
-            gc.collect()
-        else:
-            del parts[part]
-
-
-def start(*arguments):
-    print(*arguments, flush=True)
-    thread = threading.Thread(target=run, args=arguments)
-    thread.start()
-    thread.join()
-
-
-orders = ["x half y loss", "loss x y pass half", "read loss x half collect y collect node"]
-threading.stack_size(1 << 19)  # where a shorter graph is too deep already
-for longest in (100_000, 50_000):
-    for order in orders:
-        start(order, 5_000)
-        gc.disable()
-        start(order, 5_000)
-        gc.enable()
-    run(orders[0], longest)
-    passes.is_safe = lambda *_: False  # the second time each pass is a careful one
-parts = deep(50_000)
-graph.held_from([parts["loss"]])
-print("done", flush=True)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_deep_graphs_are_freed():
-    script = f"import sys; sys.path.insert(0, {HOME!r})\n" + DEEP
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=230)
-    assert process.returncode == 0 and "done" in process.stdout, (process.stdout[-200:], process.stderr[-2000:])
 
 
 def test_many_views_after_a_selection_take_linear_work():
