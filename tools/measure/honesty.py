@@ -200,11 +200,11 @@ def compare(
 
 def judge_hook(op: Any, sample: Any, name: str, tally: Tally) -> None:
     """Call the operator in a hook on a cotangent with ignored elements. Its result replaces the cotangent."""
-    leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
-    x, *others = [leaf for leaf in leaves if isinstance(leaf, Tensor)] or [None]
-    if others or x is not sample.input or type(x) is not Tensor or x.dtype is not torch.float32:
+    tensors = [leaf for leaf in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(leaf, Tensor)]
+    if len(tensors) != 1 or tensors[0] is not sample.input or type(sample.input) is not Tensor:
         return
-    if op.name in UNINITIALISED or not x.numel() or x.layout is not torch.strided:
+    x = tensors[0]
+    if x.dtype is not torch.float32 or x.layout is not torch.strided or not x.numel() or op.name in UNINITIALISED:
         return
     name = f"{name}, in a hook"
     weights = x.detach()
