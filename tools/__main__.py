@@ -18,16 +18,13 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "check", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
-MEASURES = tuple(
-    "attention compiled costs explained first-look honesty masked fixed mutants penguins probe remedies setups".split()
-)
+MEASURES = """attention compiled costs empty-rows explained first-look fixed honesty masked mutants on-gpu penguins
+    probe remedies setups""".split()
 VERSIONS = ("jax", "library-tests", "matrix", "peers")
 COMMANDS = {
     "pdf": ".pdf",
     "picture": ".picture",
     "fixed-sample": ".measure.fixed",
-    "empty-rows": ".measure.empty_rows",
-    "on-gpu": ".measure.on_gpu",
     **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},
 }
@@ -36,7 +33,7 @@ OF_SOME = {
     "check": "chapters",
     "matrix": "versions of PyTorch",
     "peers": "packages",
-    **dict.fromkeys(MEASURES, "what to measure"),
+    **dict.fromkeys("costs first-look fixed honesty probe setups".split(), "what to measure"),
     "compiled": "backends of torch.compile, and layers or losses",
     "mutants": "files and folders of code",
 }
@@ -98,11 +95,17 @@ def _run(options: argparse.Namespace, project: Project) -> int:
     return int(getattr(module, name)(project, *options.names, **extra) or 0)
 
 
+def _interrupt(*_: object) -> None:
+    """End the command, and ignore Ctrl-C from now on, because a second one would end the clean-up with a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         status = main()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("\ninterrupted; run the same command again, and it continues from here", file=sys.stderr)
         sys.stdout.flush()
         # Python's own work at its end is left out: threads would wait for their kernels, which are dead, and nbclient

@@ -16,7 +16,7 @@ from tools.steps.shape import FIX, FOLDED, code_cells
 
 PROJECT = Project(ROOT)
 NAMES = [chapter.stem for chapter in PROJECT.chapters]
-LONG = {"divergence", "one-poisoned-rank"}
+LONG = {"divergence", "loss-0-grad-norm-nan", "one-poisoned-rank", "two-penguins"}
 """Pages that train for long, or in several processes. `make test-whole` runs them too."""
 READ = [name for name in NAMES if WHOLE or name not in LONG]
 """The pages that are read through. Of all pages, what is to be copied runs."""

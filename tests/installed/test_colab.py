@@ -5,7 +5,6 @@ installed. One notebook is run, and what all others import is imported in one pr
 """
 
 import ast
-import asyncio
 import json
 import re
 import shutil
@@ -36,22 +35,14 @@ def play(machine, path):
     notebook = nbformat.read(machine.folder / path.name, as_version=4)
     ask = f"import json, torch; print(json.dumps([{ABOUT_TORCH}, {FILES}]))"
     notebook.cells.append(nbformat.v4.new_code_cell(ask))
-    error = asyncio.run(execute(machine, notebook))
-    assert error == "", f"{path.name} stops:\n{error}\nThe set-up cell printed:\n{printed(setup_cell(notebook))}"
-    return notebook, *json.loads(printed(notebook.cells.pop()))
-
-
-async def execute(machine, notebook):
-    """Run a notebook's cells in place, one after another, and stop at the first that raises: return its error."""
     folder = {"metadata": {"path": str(machine.folder)}}
     client = NotebookClient(notebook, km=kernel(machine), timeout=300, resources=folder)
-    async with client.async_setup_kernel(env=machine.variables, cleanup_kc=True):
-        for index, cell in enumerate(notebook.cells):
-            try:
-                await client.async_execute_cell(cell, index)
-            except CellExecutionError as error:
-                return plain(str(error))
-    return ""
+    try:
+        client.execute(env=machine.variables, cleanup_kc=True)
+    except CellExecutionError as error:
+        said = printed(setup_cell(notebook))
+        pytest.fail(f"{path.name} stops:\n{error}\nThe set-up cell printed:\n{said}", pytrace=False)
+    return notebook, *json.loads(printed(notebook.cells.pop()))
 
 
 def kernel(machine):
@@ -154,12 +145,8 @@ def unreachable(machine):
 
 
 def printed(cell):
-    """What a cell printed, its errors included."""
-    return plain("".join(output.get("text", "") for output in cell.outputs))
-
-
-def plain(text):
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
+    """What a cell printed, without colours."""
+    return re.sub(r"\x1b\[[\d;]*m", "", "".join(output.get("text", "") for output in cell.outputs))
 
 
 def setup_cell(notebook):

@@ -7,7 +7,6 @@ files are tested, and compared with what is built here.
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from machines import PROJECT, run, working_tree
+from machines import PROJECT, Machine, run, working_tree
 from packaging.specifiers import SpecifierSet
 
 DIST = os.environ.get("DIST")
@@ -216,14 +215,15 @@ def test_a_reader_can_check_it_with_torch_alone(machine):
     assert "is not installed" in printed
 
 
-def test_a_strict_type_checker_sees_its_types(machine):
-    """PyTorch is a stub: to read all of it takes mypy half a minute."""
+def test_a_strict_type_checker_sees_its_types(machines, machine):
+    """PyTorch is a stub, and no other one is there: to read all of it takes mypy half a minute."""
+    reader = Machine(machines.home / "typed", machines.variables)
+    reader.find(machine.packages)
     for name, text in {"program.py": TYPED, "torch/__init__.pyi": TORCH, "torch/nn.pyi": NN}.items():
-        (machine.folder / name).parent.mkdir(exist_ok=True)
-        (machine.folder / name).write_text(text)
-    command = [sys.executable, "-m", "mypy", *MYPY, f"--python-executable={machine.python}", "program.py"]
-    done = subprocess.run(command, cwd=machine.folder, env=machine.variables, capture_output=True, text=True)
-    shutil.rmtree(machine.folder / "torch")
+        (reader.folder / name).parent.mkdir(exist_ok=True)
+        (reader.folder / name).write_text(text)
+    command = [sys.executable, "-m", "mypy", *MYPY, f"--python-executable={reader.python}", "program.py"]
+    done = subprocess.run(command, cwd=reader.folder, env=reader.variables, capture_output=True, text=True)
     assert done.stderr == ""
     said = done.stdout.replace("torch.", "")
     backward, grad, *of_explain = re.findall(r'Revealed type is "(.*)"', said)

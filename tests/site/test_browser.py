@@ -49,7 +49,9 @@ SCROLLING = """() => [...document.querySelectorAll(".zn-scroll, table")]
 
 def look(tab: Visit, path: str, with_axe: bool) -> SimpleNamespace:
     """What one visit of a page showed: tests about all pages share the visits, which take long."""
-    seen = SimpleNamespace(size=weigh(tab, path))  # nothing is taken from a cache
+    seen = SimpleNamespace(size=weigh(tab, path) if with_axe else 0)
+    if not seen.size:
+        tab.open(path)
     seen.troubles, seen.elsewhere = list(tab.troubles), list(tab.elsewhere)
     places = (tab.page.locator(f"#at-a-glance{each}").first for each in ("", " .cell .cell_output"))
     seen.glance, seen.fix = (each.bounding_box() if each.count() else None for each in places)
@@ -73,7 +75,7 @@ def view(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def seen(browser: Any, address: str, view: str) -> dict[str, SimpleNamespace]:
-    """Every page, in one view. axe, which takes longest, looks at every page in one of the views, or in both."""
+    """Every page, in one view. What takes longest is done in one of the views, or in both: to weigh, and to run axe."""
     by_axe = sample(ALL, 2, first=TWO.index(view))
     with Visit(browser, address, **VIEWS[view]) as tab:
         return {path: look(tab, path, path in by_axe) for path in [*ALL, ""]}

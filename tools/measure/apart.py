@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def apart(work: Callable[[], Any], seconds: float) -> Any:
-    """The result of the work or, if it did not end, a text that says why: its time was over, or its process died.
+    """The result of the work or a text that says why it has none: an error, too little time, or the end of its process.
 
     Args:
         work: called in a fork of this process. Its result is pickled. Its output is discarded.
@@ -91,4 +91,8 @@ def _child(work: Callable[[], Any], send: Any) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)  # linear algebra libraries print complaints about NaN to these files
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    send.send(work())
+    try:
+        found = work()
+    except Exception as error:
+        found = f"{type(error).__name__}: {str(error)[:200]}"
+    send.send(found)

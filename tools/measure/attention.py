@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from helpers import show
 from helpers.recorded import spans
 
-from ..project import Project, named
+from ..project import Project
 from .records import RELEASE, by_release, keep_release, per_release, prose
 
 KEEP = torch.tensor([[True, True, False], [True, True, False], [False, False, False]])
@@ -36,17 +36,12 @@ Rows = dict[str, list[list[str]]]
 """The rows of each table, as text."""
 
 
-def attention(project: Project, *names: str) -> None:
-    """Run everything on this PyTorch, and add the outcomes to `results/measured/attention.json`.
-
-    If tables are named, measure only them, and print the rows.
-    """
-    tables = {FLEX: flex, LLAMA: llama if find_spec("transformers") else list}
-    found = {name: tables[name]() for name in named(names, tables, "table") or tables}
+def attention(project: Project) -> None:
+    """Run everything on this PyTorch, and add the outcomes to `results/measured/attention.json`."""
+    found = {FLEX: flex(), LLAMA: llama() if find_spec("transformers") else []}
     for name, rows in found.items():
         print(f"torch {RELEASE}, {name}:", *rows, sep="\n  ")
-    if not names:
-        add(project, RELEASE, found)
+    add(project, RELEASE, found)
 
 
 def flex() -> list[list[str]]:

@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -168,4 +168,10 @@ def axe(visit: Visit, root: Path, within: str = "html") -> list[str]:
 def weigh(visit: Visit, path: str) -> int:
     """The bytes of all files that a visit to a page needs, compressed as a host sends them."""
     visit.open(path)
-    return sum(len(gzip.compress(request.response().body())) for request in visit.requests)
+    return sum(_compressed(request.response().body()) for request in visit.requests)
+
+
+@cache
+def _compressed(content: bytes) -> int:
+    """The bytes of a file that was compressed. Pages share most of their files."""
+    return len(gzip.compress(content))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from helpers import show
 
-from ..project import Project, named
+from ..project import Project
 from .corpora import Program, programs, variables
 from .first_look import FILE, summed
 from .other_tools import TOOLS, Told, versions
@@ -23,32 +24,22 @@ from .records import keep, made_with, prose, read
 COLUMNS = {"work": "used for work", "held": "held back", "healthy": "false alarms on healthy programs"}
 
 
-def explained(project: Project, *names: str) -> None:
-    """Run every program under every tool, and write `results/measured/explained.json`; of named programs, print.
+def explained(project: Project) -> None:
+    """Run every program under every tool, and write `results/measured/explained.json`.
 
     A tool that is not installed keeps its recorded row.
     """
-    every = {program.name: program for program in programs(project.root / FILE)}
-    chosen = named(names, every, "program")
-    programs_ = [every[name] for name in chosen or every]
-    installed = versions()
-    if chosen:
-        for tool in installed:
-            print(tool, [told(tool, program) for program in programs_])
-        return
+    every = programs(project.root / FILE)
     rows = {row["tool"]: row for row in read(project, "explained").get("rows", [])}
-    for tool, version in installed.items():  # not in a separate process, where torchlens refuses to run
+    for tool, version in versions().items():  # not in a separate process, where torchlens refuses to run
         row = rows[tool] = {"tool": tool, "version": version, **dict.fromkeys(COLUMNS, 0)}
-        for program in programs_:
+        for program in every:
             said = told(tool, program)
             row[column(program)] += is_at_fault(program, said) if program.lines else said.anything
     rows["explain"] = of_explain(read(project, "first_look"))
-    counts = {each: sum(column(program) == each for program in programs_) for each in COLUMNS}
-    keep(
-        project,
-        "explained",
-        {**made_with(), "programs": counts, "rows": [rows[each] for each in NAMES if each in rows]},
-    )
+    counts = Counter(map(column, every))
+    ordered = [rows[each] for each in NAMES if each in rows]
+    keep(project, "explained", {**made_with(), "programs": {each: counts[each] for each in COLUMNS}, "rows": ordered})
 
 
 def column(program: Program) -> str:

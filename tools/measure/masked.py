@@ -16,7 +16,7 @@ from torch.masked import MaskedTensor, masked_tensor
 
 from helpers import show
 
-from ..project import Project, named
+from ..project import Project
 from .records import RELEASE, by_release, keep_release, per_release, prose
 
 DATA = torch.tensor([[0.25, 0.8, 0.5], [0.75, 0.375, 0.6]])
@@ -197,17 +197,9 @@ def _same(found: Tensor, wanted: Tensor) -> bool:
     return found.numel() == wanted.numel() and torch.allclose(found.double(), wanted.double(), rtol=1e-5, atol=1e-6)
 
 
-def masked(project: Project, *names: str) -> None:
-    """Run every operator on this PyTorch, and add the outcomes to `results/measured/masked.json`.
-
-    If operators are named by their code, run only them, and print the outcomes.
-    """
-    every = {operator.code: operator for group in OPERATORS.values() for operator in group}
-    if chosen := named(names, every, "operator"):
-        for code in chosen:
-            print(f"{code}:", *measured(every[code]))
-        return
-    found = {code: list(measured(operator)) for code, operator in every.items()}
+def masked(project: Project) -> None:
+    """Run every operator on this PyTorch, and add the outcomes to `results/measured/masked.json`."""
+    found = {operator.code: list(measured(operator)) for group in OPERATORS.values() for operator in group}
     add(project, RELEASE, found)
     print(f"torch {RELEASE}: {working(found)} of {len(found)} operators work")
 

@@ -13,9 +13,9 @@ import itertools
 import math
 import os
 import statistics
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from helpers import figures, show
 from zero_or_nan import ignoring
 
-from ..project import Project, named
+from ..project import Project
 from .records import keep, made_with, prose
 
 COLUMNS = ("bill_length_mm", "bill_depth_mm", "flipper_length_mm", "body_mass_g")
@@ -79,41 +79,6 @@ def network(seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
 
 
-Loss = Callable[[nn.Module], Tensor]
-
-
-def plain(data: Data) -> Loss:
-    """Use all birds, including missing values."""
-    return lambda model: (model(data.inputs) - data.targets).square().mean()
-
-
-def drop_rows(data: Data) -> Loss:
-    """Use only the birds without a missing value."""
-    whole = data.inputs.isfinite().all(1) & data.targets.isfinite().all(1)
-    inputs, targets = data.inputs[whole], data.targets[whole]
-    return lambda model: (model(inputs) - targets).square().mean()
-
-
-def impute(data: Data) -> Loss:
-    """Use all birds, and replace a missing value by the mean, which is 0."""
-    inputs, targets = data.inputs.nan_to_num(0.0), data.targets.nan_to_num(0.0)
-    return lambda model: (model(inputs) - targets).square().mean()
-
-
-def select_first(data: Data) -> Loss:
-    """Use the birds whose inputs are known, and their known targets, with plain PyTorch."""
-    known = data.inputs.isfinite().all(1)
-    inputs, targets = data.inputs[known], data.targets[known]
-    there = targets.isfinite()
-    return lambda model: (model(inputs)[there] - targets[there]).square().mean()
-
-
-def select_errors(data: Data) -> Loss:
-    """Run the network on all birds, and use only the known errors in the loss."""
-    there = data.inputs.isfinite().all(1, keepdim=True) & data.targets.isfinite()
-    return lambda model: (model(data.inputs) - data.targets).square()[there].mean()
-
-
 class Flagged(nn.Module):
     """A network that also gets a flag for each missing input.
 
@@ -131,36 +96,39 @@ class Flagged(nn.Module):
         return out
 
 
-def impute_and_flag(data: Data) -> Loss:
-    """Use all birds, replace a missing input by the mean, and flag it. The loss selects the known targets."""
-    there = data.targets.isfinite()
-    return lambda model: (model(data.inputs)[there] - data.targets[there]).square().mean()
+METHODS = ("plain PyTorch", "drop rows", "impute the mean", "impute and flag", "select first", "ignoring")
 
 
-METHODS: dict[str, Callable[[Data], Loss]] = {
-    "plain PyTorch": plain,
-    "drop rows": drop_rows,
-    "impute the mean": impute,
-    "impute and flag": impute_and_flag,
-    "select first": select_first,
-    "ignoring": select_errors,
-}
+def prepared(method: str, data: Data) -> tuple[Tensor, Tensor]:
+    """The inputs and the targets that a method trains on. The mean, by which it may replace a missing value, is 0."""
+    known = data.inputs.isfinite().all(1)
+    if method == "drop rows":
+        known &= data.targets.isfinite().all(1)
+    if method in ("drop rows", "select first"):
+        return data.inputs[known], data.targets[known]
+    if method == "impute the mean":
+        return data.inputs.nan_to_num(0.0), data.targets.nan_to_num(0.0)
+    return data.inputs, data.targets
+
+
+def loss_of(method: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean of the squared errors. A method may select the known ones, before it computes them or afterwards."""
+    predictions, there = model(inputs), targets.isfinite()
+    if method in ("impute and flag", "select first"):
+        return (predictions[there] - targets[there]).square().mean()
+    errors = (predictions - targets).square()
+    return errors[there & inputs.isfinite().all(1, keepdim=True)].mean() if method == "ignoring" else errors.mean()
 
 
 def trained(method: str, data: Data, seed: int, steps: int = STEPS) -> nn.Module:
     """The network after its last step."""
-    loss_of = METHODS[method](data)
-    model: nn.Module = network(seed)
-    if method == "impute and flag":
-        model = Flagged(network(seed))
+    inputs, targets = prepared(method, data)
+    model: nn.Module = Flagged(network(seed)) if method == "impute and flag" else network(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = loss_of(model)
-        if method == "ignoring":
-            ignoring.backward(loss)
-        else:
-            loss.backward()
+        loss = loss_of(method, model, inputs, targets)
+        ignoring.backward(loss) if method == "ignoring" else loss.backward()
         optimizer.step()
     return model
 
@@ -171,30 +139,22 @@ def error(model: nn.Module, data: Data) -> float:
         return float((model(data.test_inputs) - data.test_targets).square().mean())
 
 
-def row(birds: Tensor, missing: str, share: float, method: str, seeds: int, steps: int = STEPS) -> dict[str, Any]:
+def row(birds: Tensor, missing: str, share: float, method: str) -> dict[str, Any]:
     """The errors of one method, one for each seed; None if the network gives NaN."""
     torch.set_num_threads(1)
     errors = []
-    for seed in range(seeds):
+    for seed in range(SEEDS):
         data = split(birds, seed, missing, share)
-        found = error(trained(method, data, seed, steps), data)
+        found = error(trained(method, data, seed), data)
         errors.append(round(found, 6) if math.isfinite(found) else None)
     return {"missing": missing, "share": share, "method": method, "errors": errors}
 
 
-def penguins(project: Project, *names: str) -> None:
-    """Train with every method, and write the errors to `results/measured/penguins.json`.
-
-    If methods are named, train only with them, at the largest share, and print the errors.
-    """
+def penguins(project: Project) -> None:
+    """Train with every method, and write the errors to `results/measured/penguins.json`."""
     birds = read_birds(project.helpers / "penguins.csv")
-    if chosen := named(names, METHODS, "method"):
-        for missing, method in itertools.product(_REMOVED, chosen):
-            print(row(birds, missing, SHARES[-1], method, SEEDS))
-        return
-    tasks = [(missing, share, method) for missing in ("targets", "inputs") for share in SHARES for method in METHODS]
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-        rows = list(pool.map(row, *zip(*((birds, *task, SEEDS) for task in tasks), strict=True)))
+        rows = list(pool.map(partial(row, birds), *zip(*itertools.product(_REMOVED, SHARES, METHODS), strict=True)))
     facts = {"birds": len(birds), "tested": TESTED, "steps": STEPS, "seeds": SEEDS}
     keep(project, "penguins", {"made_with": made_with(), **facts, "rows": rows})
 
@@ -203,7 +163,7 @@ def penguins(project: Project, *names: str) -> None:
 
 
 _REMOVED = {"targets": "targets missing", "inputs": "inputs missing"}
-_COMPARED = list(METHODS)[1:]
+_COMPARED = METHODS[1:]
 """Plain PyTorch gives NaN in every run with a missing value."""
 
 
@@ -283,16 +243,10 @@ def _lines_of_methods(
             for at, (method, (colour, marker, dash)) in enumerate(styles.items()):
                 if (missing, method) == ("targets", "impute and flag"):
                     continue  # it selects the targets, like ignoring
-                points = [_mean_and_error(found[missing, share, method]) for share in shares]
-                axes.errorbar(
-                    [100 * share + 0.5 * (at - 1.5) for share in shares],  # side by side
-                    [mean for mean, _ in points],
-                    [error for _, error in points],
-                    color=colour, marker=marker, linestyle=dash, label=method, markersize=5, capsize=2,
-                )  # fmt: skip
-            axes.set_title(title)
-            axes.set_xlabel("% missing")
-            axes.set_ylabel("test error")
-            axes.set_ylim(0.2, 0.6)
+                places = [100 * share + 0.5 * (at - 1.5) for share in shares]  # side by side
+                points = zip(*(_mean_and_error(found[missing, share, method]) for share in shares), strict=True)
+                style = {"color": colour, "marker": marker, "linestyle": dash, "markersize": 5, "capsize": 2}
+                axes.errorbar(places, *points, label=method, **style)
+            axes.set(title=title, xlabel="% missing", ylabel="test error", ylim=(0.2, 0.6))
             axes.legend(loc="upper left")
     return sketch.figure

@@ -23,7 +23,7 @@ from helpers.methods import method
 from helpers.recipes import IGNORED, Situation
 from helpers.remedies import COLUMNS, namespace, plain_of, program
 
-from ..project import Project, named
+from ..project import Project
 from .records import keep, made_with, prose
 
 ELEMENTWISE = tuple(s for s in IGNORED if isinstance(s.x, list) and s.given.startswith("ok = x"))
@@ -62,24 +62,18 @@ def _once(code: CodeType, names: dict[str, Any]) -> float:
     return took
 
 
-def remedies(project: Project, *names: str) -> None:
-    """Time every remedy on every case, and write the times to `results/measured/remedies.json`.
-
-    If cases are named, measure only them, and write nothing.
-    """
-    every = {situation.name: situation for situation in ELEMENTWISE}
-    chosen = named(names, every, "case") or every
+def remedies(project: Project) -> None:
+    """Time every remedy on every case, and write the times to `results/measured/remedies.json`."""
     torch.set_num_threads(1)
     rows = []
     for elements, rounds in ROUNDS.items():
-        for situation in map(every.__getitem__, chosen):
+        for situation in ELEMENTWISE:
             found = seconds(situation, elements, rounds)
             times = {name: round(took, 7) for name, took in found.items()}
             rows.append({"case": situation.name, "elements": elements, "seconds": times})
             ratios = ", ".join(f"{name} {took / found['vanilla']:.2f}" for name, took in found.items())
             print(f"{situation.name}, {elements} elements: {ratios}", flush=True)
-    if not names:
-        keep(project, "remedies", {"made_with": made_with(), "rows": rows})
+    keep(project, "remedies", {"made_with": made_with(), "rows": rows})
 
 
 # On the page.

@@ -16,6 +16,7 @@ def test_why_it_came_to_no_end_is_told():
     assert apart(lambda: time.sleep(60), 0.2) == "no end in 0.2 s"
     assert apart(lambda: os.kill(os.getpid(), signal.SIGKILL), 30) == "the process died: SIGKILL"
     assert apart(lambda: os._exit(3), 30) == "the process died: exit 3"
+    assert apart(lambda: 1 / 0, 30) == "ZeroDivisionError: division by zero"
 
 
 def test_what_it_started_ends_with_it(tmp_path):

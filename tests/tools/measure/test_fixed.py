@@ -35,9 +35,9 @@ def test_what_is_recorded_as_fixed_is_good_enough(operators):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", sample(range(24, RECORDED["operators"], 36), 2))
+@pytest.mark.parametrize("index", sample(range(24, RECORDED["operators"], 36), 4))
 def test_an_operator_is_as_recorded(operators, index):
-    """One operator in 72, with and without a row, a few samples of each; `make fixed` measures all of all of them.
+    """One operator in 144, with and without a row, a few samples of each; `make fixed` measures all of all of them.
 
     An operator without a row is contaminated on some processors at most, as `elu` is, and then it is fixed.
     """

@@ -19,7 +19,7 @@ def operators():
 
 
 @pytest.mark.parametrize(
-    "name", sample("amax ceil cumprod exp gather logsumexp mm maximum nn.functional.relu norm std sort".split(), 2)
+    "name", sample("amax ceil cumprod exp gather logsumexp mm maximum nn.functional.relu norm std sort".split(), 4)
 )
 @pytest.mark.slow
 def test_nothing_is_hidden(operators, name):
@@ -45,6 +45,11 @@ def changed(change):
     return gradients
 
 
+def one_row(g):
+    """The gradient with other strides, if it is a vector: not each sample is one."""
+    return torch.cat([g, g])[::2] if g.dim() == 1 else g
+
+
 class Marked(torch.Tensor):
     """Not a plain tensor."""
 
@@ -55,7 +60,7 @@ class Marked(torch.Tensor):
         (lambda g: g.nan_to_num(), "hidden"),
         (lambda g: g * (1 + 1e-6), "other_bits"),
         (lambda g: g + 0.0, "other_bits"),
-        (lambda g: torch.cat([g, g])[::2] if g.dim() == 1 else g, "other_strides"),
+        (one_row, "other_strides"),
         (lambda g: g.as_subclass(Marked), "other_strides"),
     ],
     ids=["scrubbed", "rounded", "minus zero", "strides", "type"],
@@ -63,7 +68,7 @@ class Marked(torch.Tensor):
 def test_each_kind_of_violation_is_told(operators, monkeypatch, change, what):
     monkeypatch.setattr(ignoring, "grad", changed(change))
     monkeypatch.setattr(honesty, "NOTES", 1000)
-    tally = honesty.measure(operators["neg" if what == "other_bits" else "exp"], samples=3)
+    tally = honesty.measure(operators["neg" if what == "other_bits" else "exp"], samples=3 if change is one_row else 1)
     assert getattr(tally, what) > 0
     assert any(note.startswith(what.replace("_", " ")) for note in tally.notes)
 

@@ -1,7 +1,6 @@
 """The table of setups is what its tests say, and what became of them."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -9,7 +8,7 @@ from bs4 import BeautifulSoup
 from scratch import ROOT
 
 from tools.measure import setups
-from tools.project import Problem
+from tools.project import Problem, Project
 
 SHOWN = ("setup", "code", "remark", "fixes", "tests")
 CONFIGURATION = "[tool.pytest.ini_options]\nmarkers = ['setup(name): a row']\n"
@@ -23,17 +22,9 @@ def facts(rows):
     return [{name: row[name] for name in SHOWN} for row in rows]
 
 
-def test_the_recorded_rows_are_those_of_the_tests():
-    ask = (
-        "import json, sys; from pathlib import Path\n"
-        "from tools.measure import setups; from tools.project import Project\n"
-        "rows = setups.declared(Project(Path.cwd()), '--collect-only', '-qq')\n"
-        "print('rows', json.dumps(list(rows.rows.values())))"
-    )
-    done = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    declared = json.loads(done.stdout.rpartition("\nrows ")[2])
-    assert facts(declared) == facts(recorded()), "run `make setups`"
+def test_the_recorded_rows_are_those_of_the_tests(capsys):
+    declared = setups.declared(Project(ROOT), "--collect-only", "-qq")
+    assert facts(declared.rows.values()) == facts(recorded()), "run `make setups`"
 
 
 @pytest.fixture

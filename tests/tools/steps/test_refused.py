@@ -31,44 +31,44 @@ OUTPUT = [
     "code cell 1 (print(6 * 8))",
     "  - 45.0\n  + 48\n    2.0\n",
     "1 difference from the record, in one.",
-    "make rec",
+    "make r",
 ]
-REFUSED = [
-    ("chapters/one.md", "6 * 7.5", "6 * 8", "check one", OUTPUT),
-    ("chapters/one.md", "6 * 7.5", "6 * 8", "check one", OUTPUT),  # the second time, its outputs come from the cache
-    ("chapters/claim.md", "case.claim(", "if False: case.claim(", "check claim", ["no longer states claim · claim"]),
-    (
-        "chapters/one.md",
-        "Words of one",
-        "It is 46.0",
-        "check one",
-        ["one.md, line 15: 46.0 (It is 46.0.)\n\n1 number in"],
-    ),
-    ("chapters/words.md", "No number", "It is 31", "check", ["words.md, line 3: 31 ("]),
-    ("chapters/two.md", "kernelspec:", "kernel:", "notebooks", ["these pages are no longer run: two"]),
-    (
-        "chapters/words.md",
-        "issues/77",
-        "issues/78",
-        "check",
-        ["words.md: the text of a link is torch#77, but"],
-    ),
-    ("chapters/words.md", "No number", "See torch#78", "check", ["words.md: torch#78 is not in results/threads.txt\n"]),
-    ("chapters/words.md", "print(2)", "print(3)", "check", ["of these pages do not show what was recorded: words;"]),
-    ("chapters/words.md", "text\n2", "text\n3", "check", ["of these pages do not show what was recorded: words;"]),
-    ("_toc.yml", "  - file: chapters/two\n", "", "notebooks", ["these pages are no longer run: two"]),
-    ("_toc.yml", "two\n  - file: chapters/claim", "claim\n  - file: chapters/two", "notebooks", ["have another order"]),
+CODE = [
+    ("one", "6 * 7.5", "6 * 8", OUTPUT),
+    ("claim", "case.claim(", "if False: case.claim(", ["no longer states claim · claim"]),
+]
+WORDS = [
+    ("chapters/one.md", "Words of one", "It is 46.0", "check one", "one.md, line 15: 46.0 (It is 46.0.)\n\n1 num"),
+    ("chapters/words.md", "No number", "It is 31", "check", "words.md, line 3: 31 ("),
+    ("chapters/two.md", "kernelspec:", "kernel:", "notebooks", "these pages are no longer run: two"),
+    ("chapters/words.md", "issues/77", "issues/78", "check", "words.md: the text of a link is torch#77, but"),
+    ("chapters/words.md", "No number", "See torch#78", "check", "words.md: torch#78 is not in results/threads.txt\n"),
+    ("chapters/words.md", "print(2)", "print(3)", "check", "of these pages do not show what was recorded: words;"),
+    ("chapters/words.md", "text\n2", "text\n3", "check", "of these pages do not show what was recorded: words;"),
+    ("_toc.yml", "  - file: chapters/two\n", "", "notebooks", "these pages are no longer run: two"),
+    ("_toc.yml", "two\n  - file: chapters/claim", "claim\n  - file: chapters/two", "notebooks", "have another order"),
 ]
 
 
-@pytest.mark.parametrize(("path", "old", "new", "command", "said"), REFUSED)
-def test_what_is_no_longer_as_it_was_is_refused(made, path, old, new, command, said):
-    before = (made.root / path).read_bytes()
-    edit(made.root / path, old, new)
-    done = (made.here if command == "notebooks" else made.run)(*command.split())
-    (made.root / path).write_bytes(before)
-    assert done.returncode == 1 and all(text in done.stderr for text in said), done.stdout + done.stderr
+def assert_refused(made, path, old, new, said, command, *runs):
+    path = made.root / path
+    before = path.read_bytes()
+    edit(path, old, new)
+    for run in runs:
+        done = run(*command.split())
+        assert done.returncode == 1 and all(text in done.stderr for text in said), done.stdout + done.stderr
+    path.write_bytes(before)
     assert not made.site.exists()
+
+
+@pytest.mark.parametrize(("name", "old", "new", "said"), CODE)
+def test_other_results_of_a_page_are_refused_also_if_they_come_from_the_cache(made, name, old, new, said):
+    assert_refused(made, f"chapters/{name}.md", old, new, said, f"check {name}", made.run, made.here)
+
+
+@pytest.mark.parametrize(("path", "old", "new", "command", "said"), WORDS)
+def test_other_words_than_recorded_are_refused(made, path, old, new, command, said):
+    assert_refused(made, path, old, new, [said], command, made.here)
 
 
 def test_a_change_is_recorded_on_request_unless_a_claim_fails(made, tmp_path):

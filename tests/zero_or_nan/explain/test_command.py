@@ -92,6 +92,9 @@ import zero_or_nan.explain
 frameworks = ["transformers", "pytorch_lightning", "lightning", "lightning.pytorch"]
 imported = [name for name in sys.modules if name in frameworks or name.startswith("zero_or_nan.selfcheck")]
 from zero_or_nan.explain.__main__ import main
+with zero_or_nan.explain() as report:
+    (torch.zeros(1, requires_grad=True) * 1.0).log().sum().backward()
+str(report)  # what a report imports is imported once
 gc.freeze()  # a child has less to clean up
 told = {}
 for name, arguments in json.load(open("calls.json")).items():

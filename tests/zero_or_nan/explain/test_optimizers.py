@@ -64,7 +64,7 @@ def train(kind, options, spoils):
     return str(list(model.parameters()))
 
 
-@pytest.mark.parametrize(("kind", "options"), sample(TRIED, every=6))
+@pytest.mark.parametrize(("kind", "options"), sample(TRIED, every=9))
 def test_a_gradient_that_is_not_finite(kind, options):
     for spoils, (_, operators) in SPOILT.items():
         plain, watched = train(kind, options, spoils), []

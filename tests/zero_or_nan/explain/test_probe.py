@@ -14,6 +14,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from sample import sample
 from scratch import ROOT
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,7 +30,7 @@ from zero_or_nan.explain.probe.candidates import kind_of
 OWN = {program.name: program for program in programs(ROOT / FILE) if program.part == "own"}
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", sample(OWN, 3))  # `make probe` searches all of them
 def test_the_lines_that_can_fail_are_found_and_healthy_losses_are_not_blamed(name, tmp_path):
     names = variables(tmp_path, OWN[name].source)
     report = explain.probe(names["loss_fn"], *names["inputs"](), seconds=60)
@@ -165,13 +166,13 @@ def test_a_gradient_leads_where_no_special_input_does(function, loss_fn):
 
 
 def test_the_end_of_a_clamp_is_reached_from_most_examples():
-    """Halving the way alone reaches it from 5 of 12, because sums of neighbouring numbers skip the end."""
+    """Halving the way alone reaches it from 3 of 6, because sums of neighbouring numbers skip the end."""
 
     def loss_fn(x):
         return torch.maximum(1 - 0.3 * x.square().sum(1), ZERO).sqrt().mean()
 
-    examples = (torch.randn(4, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(12))
-    assert sum(not explain.probe(loss_fn, x.requires_grad_()).ok for x in examples) > 7
+    examples = (torch.randn(4, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(6))
+    assert sum(not explain.probe(loss_fn, x.requires_grad_()).ok for x in examples) > 3
 
 
 def test_calls_that_were_searched_are_listed_unless_a_number_keeps_them_from_their_edge():

@@ -41,6 +41,7 @@ MOST = 9 if WHOLE else 3
 SCRIPT = """
 import contextlib, itertools, json, math, os, sys, warnings
 from datetime import timedelta
+from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -64,13 +65,8 @@ nan, inf = math.nan, math.inf
 here = slice(3 * rank, 3 * rank + 3)
 
 
-@contextlib.contextmanager
 def no_quick_look():
-    kept, passes.is_safe = passes.is_safe, lambda *_: False
-    try:
-        yield
-    finally:
-        passes.is_safe = kept
+    return mock.patch.object(passes, "is_safe", lambda *_: False)
 
 
 class Problems(list):
@@ -126,9 +122,8 @@ def ok(x):
     return (x.abs() < 1e4).all(-1, keepdim=True)
 
 
-def rows(x, y, whole=True):
-    used = torch.where(ok(x), y, 0.0)
-    return used.sum() if whole else used
+def rows(x, y):
+    return torch.where(ok(x), y, 0.0).sum()
 
 
 def bad(x, *numbers):
@@ -180,7 +175,7 @@ def followed(text, pairs, most):
     problems, program = Problems(), eval("lambda x, w, c: " + text)
     ways = (Replicate(), Shard(0), Shard(1))
     runs = 0
-    for of_x, of_w in [(ways[x], ways[w]) for x, w in pairs]:
+    for of_x, of_w in ((ways[x], ways[w]) for x, w in pairs):
 
         def run(auto, x, parallel):
             given = [spread(x, of_x), spread(W, of_w)] if parallel else [x.clone(), W.clone()]
@@ -197,13 +192,8 @@ def followed(text, pairs, most):
 # Recipes: a model and its loss, in one process or in two.
 
 
-class Mlp(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 4)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.first(x)))
+def mlp():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
 RECIPES, REGIONS = {}, {}
@@ -223,9 +213,9 @@ columns, inner = ColwiseParallel, dict(use_local_output=False)
 @recipe("DTensors between layers", loss_here=True)
 @recipe("a loss that is a DTensor")
 def dtensors(parallel, x, loss_here=False):
-    model = Mlp()
+    model = mlp()
     if parallel:
-        parallelize_module(model, mesh, {"first": columns(**inner), "last": RowwiseParallel(**inner)})
+        parallelize_module(model, mesh, {"0": columns(**inner), "2": RowwiseParallel(**inner)})
     y = model(x)
     if parallel:
         y, x = (full(y), x) if loss_here else (y, spread(x))
@@ -235,12 +225,12 @@ def dtensors(parallel, x, loss_here=False):
 @recipe("checkpoint of DTensors", reentrant=False)
 @recipe("reentrant checkpoint of DTensors", reentrant=True)
 def checkpointed(parallel, x, reentrant):
-    model = nn.Sequential(nn.Linear(4, 4), Mlp())
+    model = nn.Sequential(nn.Linear(4, 4), mlp())
     if parallel:
         parallelize_module(model, mesh, {
             "0": columns(output_layouts=Replicate(), **inner),
-            "1.first": columns(**inner),
-            "1.last": RowwiseParallel(**inner),
+            "1.0": columns(**inner),
+            "1.2": RowwiseParallel(**inner),
         })
     return model, rows(x, full(checkpoint(model[1], model[0](x), use_reentrant=reentrant)).square())
 

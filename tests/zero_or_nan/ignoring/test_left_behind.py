@@ -1,16 +1,14 @@
 """A pass leaves nothing behind: no hook, no mode, no graph that lives on, whatever failed and in whatever thread."""
 
-import contextlib
 import gc
 import os
-import subprocess
 import sys
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
 from plainly import both, checkpointed, leaf, lost, sliced
-from processes import HOME
 from torch.autograd.graph import saved_tensors_hooks
 from users_functions import function
 
@@ -73,17 +71,13 @@ def test_two_threads_on_one_retained_graph(each_way):
     assert ours == plain and ours[0] == [] and ours[2] == []
 
 
-class Failure(Exception):
-    pass
-
-
 FAILING = []
 """Not empty while what is to fail fails."""
 
 
 def fail(*_):
     if FAILING:
-        raise Failure
+        raise LookupError
 
 
 fails = function(lambda ctx, x: x * 1, lambda ctx, gradient: (fail(), gradient)[1])
@@ -138,80 +132,6 @@ def test_a_pass_that_failed_leaves_nothing_behind(failure, each_way):
     assert ours == plain and ours[1] is not None and ours[0] == []
 
 
-# Deep graphs, in a process of their own: where one is not freed well, the process dies.
-
-DEEP = """
-import gc, threading
-import torch
-from zero_or_nan import ignoring
-from zero_or_nan.functions import graph
-from zero_or_nan.ignoring.engine import passes
-
-torch.set_num_threads(1)
-
-
-def deep(length):
-    x = torch.ones(2, requires_grad=True)
-    y = x * 2
-    for number in range(length):
-        y = y * 1.0
-        if number == length // 2:
-            half = y
-    return {"x": x, "y": y, "half": half, "loss": y.sum()}
-
-
-def read_by_hand(node):
-    for _ in range(1000):
-        node = node.next_functions[0][0]
-    return node
-
-
-def run(order, length):
-    parts = deep(length)
-    ignoring.backward(parts["loss"])
-    assert parts["x"].grad.tolist() == [2.0, 2.0]
-    for part in order.split():
-        if part == "read":
-            parts["node"] = read_by_hand(parts["loss"].grad_fn)
-        elif part == "pass":
-            ignoring.backward(torch.ones(2, requires_grad=True).sum())
-        elif part == "collect":
-            gc.collect()
-        else:
-            del parts[part]
-
-
-def start(*arguments):
-    print(*arguments, flush=True)
-    thread = threading.Thread(target=run, args=arguments)
-    thread.start()
-    thread.join()
-
-
-orders = ["x half y loss", "loss x y pass half", "read loss x half collect y collect node"]
-threading.stack_size(1 << 19)  # where a shorter graph is too deep already
-for longest in (100_000, 50_000):
-    for order in orders:
-        start(order, 5_000)
-        gc.disable()
-        start(order, 5_000)
-        gc.enable()
-    run(orders[0], longest)
-    passes.is_safe = lambda *_: False  # the second time each pass is a careful one
-parts = deep(50_000)
-graph.held_from([parts["loss"]])
-print("done", flush=True)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_deep_graphs_are_freed():
-    script = f"import sys; sys.path.insert(0, {HOME!r})\n" + DEEP
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=230)
-    assert process.returncode == 0 and "done" in process.stdout, (process.stdout[-200:], process.stderr[-2000:])
-
-
 def test_many_views_after_a_selection_take_linear_work():
     def calls(count):
         """The calls from Python that a pass makes: the same on every machine, which time is not."""
@@ -246,30 +166,21 @@ def ones():
     return torch.ones(2, requires_grad=True)
 
 
-def once(first, second):
-    ignoring.backward(first + second)
-
-
-def each_by_itself(first, second):
-    ignoring.backward(first, retain_graph=True)
-    ignoring.backward(second)
-
-
-def for_an_input(first, second, **recorded):
-    *_, last = lifetimes.graph_from([first])
-    ignoring.grad(first, [last.variable], **recorded)
-
-
-def recorded(first, second):
-    for_an_input(first, second, create_graph=True)
-
-
-def in_threads(first, second):
+def in_threads(first, second, x):
     threads = [threading.Thread(target=ignoring.backward, args=(loss, None, True)) for loss in (first, second)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+PASSES = {
+    "at once": lambda first, second, x: ignoring.backward([first, second]),
+    "one by one": lambda first, second, x: [ignoring.backward(loss, retain_graph=True) for loss in (first, second)],
+    "for an input": lambda first, second, x: ignoring.grad(first, x),
+    "recorded": lambda first, second, x: ignoring.grad(first, x, create_graph=True),
+    "in threads": in_threads,
+}
 
 
 def held():
@@ -279,7 +190,7 @@ def held():
 
 
 @pytest.mark.parametrize("contaminated", [False, True], ids=["clean", "contaminated"])
-@pytest.mark.parametrize("passes", [once, each_by_itself, for_an_input, recorded, in_threads])
+@pytest.mark.parametrize("passes", PASSES.values(), ids=PASSES)
 def test_nothing_is_held_when_the_losses_are_gone(passes, contaminated):
     before = held()
     x = ones()
@@ -287,7 +198,7 @@ def test_nothing_is_held_when_the_losses_are_gone(passes, contaminated):
         x.data[1] = torch.nan
     trunk = chain(x)
     first, second = chain(trunk)[:1].sum(), (trunk * trunk)[:1].sum()
-    passes(first, second)
+    passes(first, second, x)
     if lifetimes._keeps_its_object():
         assert sum(map(len, lifetimes.DEEP_GRAPHS._held)) > before[0]
     del first, second, trunk
@@ -298,15 +209,11 @@ def test_ctrl_c_in_a_sweep_does_not_end_all_others(monkeypatch):
     before = held()
     loss = chain(ones()).sum()
     ignoring.backward(loss)
-    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
-        patched.setattr(lifetimes, "_is_free", interrupted)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(lifetimes, "_is_free", Mock(side_effect=KeyboardInterrupt))
         lifetimes.DEEP_GRAPHS.sweep()
     del loss
     assert held() == before
-
-
-def interrupted(nodes):
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("built", [False, True])
