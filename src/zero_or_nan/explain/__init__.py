@@ -16,7 +16,8 @@ files that are named after it, so you can read on from any file.
    The callbacks `huggingface` and `lightning` decorate the methods of a trainer, by `methods`.
 2. `probe/` searches for a NaN before it happens: in a `script`, or in a loss. `probing` tries inputs of the loss. If
    one of them fails, it goes back to the nearest input that fails. A `finding` says so, with a test. `candidates` has
-   the inputs that people meet, and keeps labels labels. `loss` runs the loss many times, and leaves nothing behind.
+   the inputs that people meet, and keeps labels labels. `rounded` compares a finite loss with float64. `loss` runs the
+   loss many times, and leaves nothing behind.
 3. `training/` explains a training step that fails. `failure` has the decorator, which runs a step that failed a second
    time inside of a watch. `before` copies what a step changes.
 4. `watch/` sees what happens. `watch` replaces some functions of PyTorch while the block runs, and owns the other

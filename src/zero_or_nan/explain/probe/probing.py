@@ -68,7 +68,10 @@ _BETWEEN = 0.1
 
 
 def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed: int = 0) -> ProbeReport:
-    """Search for inputs on which a loss, or its gradient, is a NaN or an infinity.
+    """Search for inputs on which a loss, or its gradient, is a NaN or an infinity, or the loss is finite but wrong.
+
+    A finite loss is wrong if it is off by more than half of what float64 gives. Only inputs that have grown are
+    compared, and only if the parameters have at most 10 million elements and the example gives the same in float64.
 
     Args:
         loss_fn: any callable that gives a loss. Its parameters are the leaves of the graph that are no inputs.
