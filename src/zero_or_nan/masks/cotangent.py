@@ -278,7 +278,7 @@ def is_finite(thing: Any) -> bool:
         return True
     thing = unwrapped(thing)
     if can_carry(thing):
-        return bool(thing.isfinite().all())
+        return is_number(thing.sum()) or bool(thing.isfinite().all())
     if isinstance(thing, FakeTensor) or type(thing) is Tensor and thing._is_zerotensor():
         return True
     try:
