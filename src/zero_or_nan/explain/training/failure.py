@@ -304,7 +304,9 @@ class _Watch:
 
     def learn(self) -> None:
         """Find out whether the step has changed parameters itself."""
-        if not (self.stepped or self.habits.by_hand) and any(leaf._version != self._versions[at] for at, leaf in self.leaves.items()):
+        if not (self.stepped or self.habits.by_hand) and any(
+            leaf._version != self._versions[at] for at, leaf in self.leaves.items()
+        ):
             self.habits.by_hand = True
 
     def add_to_course(self) -> None:

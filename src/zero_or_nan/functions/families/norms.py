@@ -99,9 +99,7 @@ def _without_lost_samples(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...
     return (args[0], images, *args[2:])
 
 
-_layer_norm_backward = fused(
-    "native_layer_norm_backward", masks=_of_layer, set_aside=_without_lost(_of_layer, 3, 4)
-)
+_layer_norm_backward = fused("native_layer_norm_backward", masks=_of_layer, set_aside=_without_lost(_of_layer, 3, 4))
 fused("_fused_rms_norm_backward", since="2.13", masks=_of_layer, set_aside=_without_lost(_of_layer, 3))
 fused("native_group_norm_backward", masks=_of_group, set_aside=_without_lost(_of_group, 2, 3))
 fused("native_batch_norm_backward", masks=_of_batch, set_aside=_without_lost_samples)

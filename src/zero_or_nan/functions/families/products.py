@@ -281,7 +281,7 @@ def _is_cheap(node: Any) -> bool:
         return False
     first, second = _factors(node)
     summed = first.shape[-1] if first is not None else second.shape[-2]
-    return math.prod(node._input_metadata[0].shape) * summed <= CHEAP
+    return bool(math.prod(node._input_metadata[0].shape) * summed <= CHEAP)
 
 
 def _factors(node: Any) -> tuple[Any, Any]:

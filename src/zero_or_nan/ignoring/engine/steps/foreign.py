@@ -61,9 +61,9 @@ class Opaque(Step):
         return results, [handed_on.get(id(result)) for result in results]
 
     def _may_lose(self, own: Sequence[Tensor]) -> bool:
-        """True if the code's own results are not finite, or have a zero that may be multiplied by NaN or infinity ahead.
+        """True if a result of the code is not finite, or is a zero that may be multiplied by NaN or infinity ahead.
 
-        The code may select, so a zero in its result may be ignored.
+        The code may select, so its zeros may be ignored.
         """
         if not all(map(is_finite, own)):
             return True
