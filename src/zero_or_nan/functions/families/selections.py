@@ -102,7 +102,8 @@ def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
         if type(source) is Cotangent and _is_zero(other):
             mask = mask_of(source)
             if selecting(source):
-                mask = both(mask, chosen(condition, source, taken))
+                through = chosen(condition, source, taken)
+                mask = mask if all_count(through) else both(mask, through)
             return Cotangent(value, expanded(mask, value.shape))
     beside = a if type(a) is Cotangent else b
     mask_a, mask_b = written_mask(a, beside), written_mask(b, beside)
