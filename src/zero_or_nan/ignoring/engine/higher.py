@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...functions.conditions import ALWAYS
-from ...functions.graph import can_be_read_again, saved_tensors
 from ...functions.registry import function
 from ...masks.cotangent import Cotangent, Run, is_saved, mask_of, unwrap
 from ...masks.mask import Mask, anywhere, everywhere
@@ -179,13 +178,6 @@ def constants(node: Any, number: int) -> Mask:
     """A mask of the elements of a recorded node's result that counted. The others are constants from then on."""
     mask: Mask = node.metadata.get(_KEY, _NOT_RECORDED).get(number)
     return mask
-
-
-def saved_masks(node: Any) -> bool:
-    """True if a recorded node has saved a cotangent with ignored elements, or a tensor that can't be looked at."""
-    if not can_be_read_again(node, unknown=False):
-        return True
-    return any(type(saved) is Cotangent and saved.mask is not None for saved in saved_tensors(node))
 
 
 def without(value: Tensor, mask: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from ...masks.cotangent import Cotangent, NotFollowed, can_carry, dispatches, is
 from ...masks.mask import Mask, all_count, and_whatever_is_not_0, both, either, everywhere
 from ...masks.numbers import form_of, is_dense, is_sparse, is_wrapped, not_zero, values_of
 from .attach import PassHook, compiled_autograd_aside, current, put_first, set_current
-from .higher import constants, is_recorded, saved_masks, tangent_of, without
+from .higher import constants, is_recorded, tangent_of, without
 from .plan import Ahead, classify, planned
 from .precheck import is_safe
 from .problems import Problems
@@ -224,13 +224,12 @@ class Pass:
         """The hook before an interpreted node: begins a step."""
         if not self._is_mine():
             return None
-        has_constants = is_recorded(node) and (torch.is_grad_enabled() or saved_masks(node))
-        if is_recorded(node):
-            has_constants |= any(constants(node, number) is not None for number in range(len(arriving)))
+        recorded = is_recorded(node)
+        if recorded:
             arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
         if step_type.runs_one_derivative and is_over_nothing(arriving):
             step_type = OverNothing
-        arrived = self._all_arriving(node, function, step_type, arriving, has_constants)
+        arrived = self._all_arriving(node, function, step_type, arriving, recorded)
         if arrived is None:
             return None
         values, masks = arrived
