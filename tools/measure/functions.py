@@ -33,6 +33,10 @@ def _near_one(x: Tensor) -> Tensor:
     return x / (4 * math.sqrt(x.shape[-1])) + torch.eye(x.shape[-1])
 
 
+def _attention(x: Tensor, is_causal: bool) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x, is_causal=is_causal)
+
+
 class _Sine(torch.autograd.Function):
     """A user's Function, without a record."""
 
@@ -49,7 +53,7 @@ class _Sine(torch.autograd.Function):
 
 def _sines(x: Tensor) -> Tensor:
     for _ in range(20):
-        x = _Sine.apply(x)  # type: ignore[no-untyped-call]
+        x = _Sine.apply(x)
     return x
 
 
@@ -101,8 +105,8 @@ _OF_IMAGES: dict[str, Apply] = {
 }  # fmt: skip
 _OF_TOKENS: dict[str, Apply] = {
     "linear": lambda x: nn.Linear(64, 64)(x), "bilinear": lambda x: nn.Bilinear(64, 64, 8)(x, x),
-    "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(*[x.unflatten(0, (2, 4))] * 3),
-    "causal attention": lambda x: F.scaled_dot_product_attention(*[x.unflatten(0, (2, 4))] * 3, is_causal=True),
+    "scaled_dot_product_attention": lambda x: _attention(x.unflatten(0, (2, 4)), False),
+    "causal attention": lambda x: _attention(x.unflatten(0, (2, 4)), True),
     "MultiheadAttention": lambda x: nn.MultiheadAttention(64, 4, batch_first=True)(x, x, x)[0],
     "TransformerEncoderLayer": lambda x: nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)(x),
     MODEL: lambda x: nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(6)))(x),
