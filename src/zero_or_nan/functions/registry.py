@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from ..masks.mask import full
 from ..masks.numbers import any_nan
 from .authoring import checked, result_check
 from .fills import add_formula
-from .graph import NODES, can_be_read_again
+from .graph import NODES
 from .record import FUNCTIONS, GENERATED, RULES, RULES_OF_SPARSE, TRANSFERS, Derivative, Function, Rule, Transfer
 
 _LIBRARY = __package__.partition(".")[0]
@@ -304,29 +303,6 @@ def fused(
         return prefer_exact(exact, _decompositions()[op](*args, **kwargs))
 
     return rule(*names, since=since)(decomposed)
-
-
-SMALL = 10_000
-"""Up to this number of elements, running a derivative twice costs less than following its operators one by one."""
-
-
-def repaired_by(rule: Rule, op: Any, arguments: Callable[[Any, Any], tuple[Any, ...]]) -> dict[str, Any]:
-    """The fields of a `Transfer` whose small results are computed once more by a rule, if they have a NaN.
-
-    Args:
-        rule: the rule of the derivative.
-        op: the operator that is the whole derivative. Its first argument is the cotangent.
-        arguments: gives the other arguments, from a node and its results.
-    """
-
-    def is_small(node: Any) -> bool:
-        return math.prod(node._input_metadata[0].shape) <= SMALL and can_be_read_again(node, unknown=False)
-
-    def repair(node: Any, grad: Cotangent, results: Any) -> Any:
-        again = rule(op, grad, *arguments(node, results))
-        return unwrap(again if isinstance(again, tuple) else (again,))
-
-    return {"is_repaired": is_small, "repair": repair}
 
 
 def is_own(implementation: Any) -> bool:

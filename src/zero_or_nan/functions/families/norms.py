@@ -28,7 +28,7 @@ from ...masks.mask import Mask, anywhere, only
 from ...masks.numbers import all_finite
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
 from ..numerics import numerics
-from ..registry import function, fused, repaired_by, rule, transfer
+from ..registry import function, fused, rule, transfer
 from ..rewrites import rewrite
 from .products import without_lost_samples
 
@@ -99,23 +99,14 @@ def _without_lost_samples(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...
     return (args[0], images, *args[2:])
 
 
-_layer_norm_backward = fused("native_layer_norm_backward", masks=_of_layer, set_aside=_without_lost(_of_layer, 3, 4))
+fused("native_layer_norm_backward", masks=_of_layer, set_aside=_without_lost(_of_layer, 3, 4))
 fused("_fused_rms_norm_backward", since="2.13", masks=_of_layer, set_aside=_without_lost(_of_layer, 3))
 fused("native_group_norm_backward", masks=_of_group, set_aside=_without_lost(_of_group, 2, 3))
 fused("native_batch_norm_backward", masks=_of_batch, set_aside=_without_lost_samples)
 fused("batch_norm_backward", "cudnn_batch_norm_backward")
 
 
-def _saved_by_layer_norm(node: Any, results: Sequence[Any]) -> tuple[Any, ...]:
-    statistics, affine = (node._saved_result1, node._saved_result2), (node._saved_weight, node._saved_bias)
-    wanted = [result is not None for result in results]
-    return node._saved_input, node._saved_normalized_shape, *statistics, *affine, wanted
-
-
-@transfer(
-    "NativeLayerNorm",
-    **repaired_by(_layer_norm_backward, aten.native_layer_norm_backward.default, _saved_by_layer_norm),
-)
+@transfer("NativeLayerNorm")
 def _layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
     return _of_layer(mask, grad, node._saved_normalized_shape)
 

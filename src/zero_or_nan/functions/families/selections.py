@@ -103,7 +103,8 @@ def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
             mask = mask_of(source)
             if selecting(source):
                 through = chosen(condition, source, taken)
-                mask = mask if all_count(through) else both(mask, through)
+                if not (torch.is_grad_enabled() and all_count(through)):  # what is recorded is differentiated again
+                    mask = both(mask, through)
             return Cotangent(value, expanded(mask, value.shape))
     beside = a if type(a) is Cotangent else b
     mask_a, mask_b = written_mask(a, beside), written_mask(b, beside)

@@ -26,7 +26,7 @@ from ...masks.numbers import total
 from ..conditions import FINITE
 from ..graph import signed
 from ..numerics import numerics
-from ..registry import function, fused, repaired_by, rule, transfer
+from ..registry import function, fused, rule, transfer
 from ..rewrites import rewrite
 
 function("LogSoftmax SafeSoftmax Softmax", safe_if=FINITE)
@@ -69,22 +69,12 @@ def _without_lost_fibres(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]
     return (grad, only(kept, output), dim, *rest)
 
 
-_backward = fused(
-    "_log_softmax_backward_data", "_softmax_backward_data", masks=_along_dim, set_aside=_without_lost_fibres
-)
+fused("_log_softmax_backward_data", "_softmax_backward_data", masks=_along_dim, set_aside=_without_lost_fibres)
 
 
+@transfer("Softmax LogSoftmax")
 def _softmax(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
     return _along_dim(mask, grad, signed(node._saved_dim))
-
-
-for names, op in (
-    ("SafeSoftmax Softmax", aten._softmax_backward_data.default),
-    ("LogSoftmax", aten._log_softmax_backward_data.default),
-):
-    transfer(names, **repaired_by(_backward, op, lambda node, results: (
-        node._saved_result, signed(node._saved_dim), results[0].dtype,
-    )))(_softmax)  # fmt: skip
 
 
 @rule("_masked_softmax_backward")
