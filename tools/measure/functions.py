@@ -33,15 +33,48 @@ def _near_one(x: Tensor) -> Tensor:
     return x / (4 * math.sqrt(x.shape[-1])) + torch.eye(x.shape[-1])
 
 
+def _attention(x: Tensor, is_causal: bool) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x, is_causal=is_causal)
+
+
+class _Sine(torch.autograd.Function):
+    """A user's Function, without a record."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.cos()
+
+
+def _sines(x: Tensor) -> Tensor:
+    for _ in range(20):
+        x = _Sine.apply(x)
+    return x
+
+
+def _written(x: Tensor) -> Tensor:
+    result = torch.zeros(x.shape)
+    for number, row in enumerate(x):
+        result[number] = row.sin()
+    return result
+
+
 _OF_ELEMENTS: dict[str, Apply] = {
     "exp": torch.exp, "sqrt": lambda x: x.abs().sqrt(), "division": lambda x: x / _other(x),
     "clamp": lambda x: x.clamp(-1, 1), "where": lambda x: torch.where(x > 0, x.exp(), x),
     "prelu": lambda x: F.prelu(x, torch.tensor([0.2], requires_grad=True)),
     "huber_loss": lambda x: F.huber_loss(x, _other(x), reduction="none"),
-    "mse_loss": lambda x: F.mse_loss(x, _other(x), reduction="none"),
+    "mse_loss": lambda x: F.mse_loss(x, _other(x), reduction="none"), "20 autograd.Functions of a user": _sines,
 }  # fmt: skip
 _OF_ROWS: dict[str, Apply] = {
     **{f: methodcaller(f, 1) for f in "amax cumprod cumsum logcumsumexp logsumexp prod softmax std sum".split()},
+    "log_softmax": lambda x: x.log_softmax(1), "64 writes into slices": _written,
+    "weight_norm": lambda x: torch._weight_norm(x, torch.ones(len(x), 1), 0),
     "sort": lambda x: x.sort(1)[0], "quantile": lambda x: x.quantile(0.3, 1), "renorm": lambda x: x.renorm(2, 0, 1.0),
     "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]), "rms_norm": lambda x: F.rms_norm(x, x.shape[1:]),
     "cosine_similarity": lambda x: F.cosine_similarity(x, _other(x)), "glu": F.glu,
@@ -72,7 +105,8 @@ _OF_IMAGES: dict[str, Apply] = {
 }  # fmt: skip
 _OF_TOKENS: dict[str, Apply] = {
     "linear": lambda x: nn.Linear(64, 64)(x), "bilinear": lambda x: nn.Bilinear(64, 64, 8)(x, x),
-    "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(*[x.unflatten(0, (2, 4))] * 3),
+    "scaled_dot_product_attention": lambda x: _attention(x.unflatten(0, (2, 4)), False),
+    "causal attention": lambda x: _attention(x.unflatten(0, (2, 4)), True),
     "MultiheadAttention": lambda x: nn.MultiheadAttention(64, 4, batch_first=True)(x, x, x)[0],
     "TransformerEncoderLayer": lambda x: nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)(x),
     MODEL: lambda x: nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(6)))(x),
@@ -107,11 +141,33 @@ def _gradient(apply: Apply, shape: tuple[int, ...], contaminated: bool) -> dict[
     return {"plain": (forward, Tensor.backward), "ignoring": (forward, ignoring.backward)}
 
 
+def _hessian(size: int, contaminated: bool) -> dict[str, Any]:
+    """The second derivatives of a sum, row by row. If contaminated, the loss leaves out one number that is NaN."""
+    x = torch.linspace(0.1, 1, size)
+    if contaminated:
+        x[-1] = torch.nan
+    x.requires_grad_()
+
+    def forward() -> Tensor:
+        result = x.exp() * x.sin()
+        return torch.where(result.isfinite(), result, 0).sum()
+
+    def rows(grad: Callable[..., Any]) -> Callable[[Tensor], None]:
+        def run(loss: Tensor) -> None:
+            (slopes,) = grad(loss, [x], create_graph=True)
+            for slope in slopes:
+                grad(slope, [x], retain_graph=True)
+
+        return run
+
+    return {"plain": (forward, rows(torch.autograd.grad)), "ignoring": (forward, rows(ignoring.grad))}
+
+
 FUNCTIONS = {
     name: [
         Workload(name, partial(_gradient, apply, shape(n)), memory=False, entries=math.prod(shape(n))) for n in sizes
     ]
     for functions, shape, sizes in _GROUPS
     for name, apply in functions.items()
-}
+} | {"Hessian, row by row": [Workload("Hessian", partial(_hessian, n), memory=False, entries=n) for n in (4, 16, 64)]}
 """Each function at three sizes, the smallest first."""

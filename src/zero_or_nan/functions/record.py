@@ -12,8 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from ..masks.cotangent import without_nan
+from ..masks.cotangent import Cotangent, without_nan
 from ..masks.mask import Mask, reduced, was_broadcast
+from ..masks.numbers import any_nan
 from .conditions import ALWAYS, NEVER, Condition
 from .fills import is_fill
 from .graph import forward_class, function_of
@@ -101,14 +102,18 @@ class Transfer:
             count and the function selects nothing.
         reads: the attributes of the saved tensors that `follow` reads.
         only_if: a condition on the node. None means all nodes.
-        is_repaired: the nodes whose result is right with 0 in place of each NaN that doesn't count, also if the saved
-            tensors are not safe: those of elementwise functions. Other such derivatives are interpreted.
+        is_repaired: the nodes that plain PyTorch runs also if their saved tensors are not safe. Other such derivatives
+            are interpreted.
+        repair: computes the results of such a node once more, if they have a NaN, as `repair(node, grad, results)` with
+            a `Cotangent`. None if the result is right with 0 in place of each NaN that doesn't count, as in elementwise
+            functions.
     """
 
     follow: Callable[[Any, torch.Tensor, Mask, Sequence[Any]], Sequence[Mask]]
     reads: tuple[str, ...] = ()
     only_if: Callable[[Any], bool] | None = None
     is_repaired: Callable[[Any], bool] | None = None
+    repair: Callable[[Any, Cotangent, Sequence[Any]], Sequence[Any]] | None = None
 
     always_runs: ClassVar[bool] = False
     on_cotangents: ClassVar[bool] = False
@@ -142,8 +147,12 @@ class Transfer:
         if self.is_repaired is not None and mask is not None:
             if owner.count is not None:
                 owner.count.see(node, masks)
-            if results[0] is not None:
-                without_nan(results[0], mask)
+            if self.repair is None:
+                for result in results:
+                    if result is not None:
+                        without_nan(result, mask)
+            elif any_nan(results):
+                results = self.repair(node, Cotangent(grad, mask), results)
         if mask is None and not function.may_select(node):
             return results, [None] * len(results)
         return results, list(map(_fitted, self.follow(node, grad, mask, wanted), wanted))
@@ -165,6 +174,8 @@ def _fitted(mask: Mask, result: Any) -> Mask:
     """The mask of a result, in its shape."""
     if mask is None or result is None:
         return None
+    if mask.shape == result.shape:
+        return mask
     return mask.expand(result.shape) if was_broadcast(mask.shape, result.shape) else reduced(mask, result.shape)
 
 

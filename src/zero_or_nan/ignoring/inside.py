@@ -14,9 +14,9 @@
   tensors. `is_wrapped`: a transform of `torch.func`, or an older one, has wrapped the tensor; `has_wrapper`: one of
   `torch.func` has. The tensor `inside_wrapper` may have another, and `unwrapped` has none. `any_of` says whether one is
   True. `tree_map` and `tree_map_only` change the tensors of a tree.
-- What PyTorch does in this thread: `functions_unseen`, `is_profiled` and `set_recording`. A `Mode` sees operators, and
-  does not import the compiler; `push_mode` and `pop_mode` switch modes. `not_compiled` keeps the compiler out of a
-  function.
+- What PyTorch does in this process: `gpu_in_use`; in this thread: `functions_unseen`, `is_profiled` and
+  `set_recording`. A `Mode` sees operators, and does not import the compiler; `push_mode` and `pop_mode` switch modes.
+  `not_compiled` keeps the compiler out of a function.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ from ..masks.watching import pop_mode as pop_mode
 from ..masks.watching import push_mode as push_mode
 from ..masks.watching import set_recording as set_recording
 from .engine.attach import compiled_autograd_aside as compiled_autograd_aside
+from .engine.attach import gpu_in_use as gpu_in_use
 from .engine.attach import home as home
 from .engine.attach import is_captured as is_captured
 from .engine.attach import lead_home as lead_home

@@ -19,7 +19,7 @@ Three invariants hold for every `Cotangent`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -38,8 +38,38 @@ class NotFollowed(Exception):
     """
 
 
-Run = Any
-"""The derivative call that a cotangent belongs to: a step of `engine.steps`, which these files can't import."""
+class Run(Protocol):
+    """The derivative call that a cotangent belongs to: a step of `engine.steps`, which these files can't import.
+
+    Attributes:
+        is_over: whether the call has ended.
+        is_anothers: whether the derivative is code that was not written for PyTorch itself.
+    """
+
+    is_over: bool
+    is_anothers: bool
+
+    @property
+    def node(self) -> Any:
+        """The node whose derivative runs."""
+
+    @property
+    def entered(self) -> dict[int, tuple[Tensor, Cotangent]]:
+        """By id, each tensor that entered a call of the same pass, with its cotangent."""
+
+    @property
+    def selects(self) -> bool:
+        """Whether a zero that the derivative writes means "not selected"."""
+
+    @property
+    def makes_up_zeros(self) -> bool:
+        """Whether zeros mean that the derivative does not depend on an input."""
+
+    def where_unordered(self, condition: Tensor) -> Mask:
+        """The elements at which a condition of the derivative compared a NaN; None if there are none."""
+
+    def failed(self, operator: str, error: Exception) -> None:
+        """Record that an operator could not be followed."""
 
 
 class Cotangent(Tensor):
@@ -278,7 +308,7 @@ def is_finite(thing: Any) -> bool:
         return True
     thing = unwrapped(thing)
     if can_carry(thing):
-        return bool(thing.isfinite().all())
+        return is_number(thing.sum()) or bool(thing.isfinite().all())
     if isinstance(thing, FakeTensor) or type(thing) is Tensor and thing._is_zerotensor():
         return True
     try:

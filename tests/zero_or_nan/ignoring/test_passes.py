@@ -13,7 +13,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.masked import MaskedTensor
 
 from zero_or_nan import ignoring
-from zero_or_nan.functions.graph import graph_from
+from zero_or_nan.functions.graph import TELLS_OF_HOOKS, graph_from
+from zero_or_nan.ignoring import Cotangent
 from zero_or_nan.ignoring.engine import passes
 from zero_or_nan.ignoring.engine.attach import needed_from
 
@@ -306,3 +307,44 @@ def test_a_selection_that_no_gradient_was_asked_for_still_selects_in_the_second_
     loss = torch.where(x < 2, factor * torch.where(x > 0, x.sqrt(), 0.0), 0.0).sum()
     (slope,) = ignoring.grad(loss, [factor], create_graph=True)
     assert ignoring.grad(slope.sum(), [x])[0].tolist() == [0.5, 0.0, 0.0]
+
+
+# What a pass costs: the operators that run one by one on tensors with masks.
+
+
+def of_rows(function, *shape):
+    """A function of two rows, of which the first is NaN and ignored."""
+    rows = torch.cat([torch.full((1, *shape), math.nan), torch.ones(1, *shape)]).requires_grad_()
+    return lambda: ignoring.backward(function(rows)[1:].sum())
+
+
+def hessian():
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    (slopes,) = ignoring.grad(torch.where(x < 3, x.exp() * x.sin(), 0).sum(), [x], create_graph=True)
+    return lambda: [ignoring.grad(slope, [x], retain_graph=True) for slope in slopes]
+
+
+def all_selected(select):
+    x = torch.arange(6.0).view(2, 3).requires_grad_()
+    loss = select(x.std(1)).sum()
+    return lambda: ignoring.backward(loss)
+
+
+@pytest.mark.parametrize(
+    ("program", "operators"),
+    [
+        (lambda: all_selected(lambda x: torch.where(x > 0, x, 0)), 0),
+        (lambda: all_selected(lambda x: x.masked_fill(x == 0, 0)), 0),
+        (lambda: of_rows(torch.nn.Linear(8, 4), 8), 0),
+        (lambda: of_rows(torch.nn.Linear(1200, 600), 1200), 6),  # to repair a product of this size costs more
+        (lambda: of_rows(lambda x: x @ x.mT, 3, 3), 0),
+        (lambda: of_rows(lambda x: x * x.exp() / (x + 1), 4), 0),
+        (hessian, 0),
+    ],
+)
+@pytest.mark.skipif(not TELLS_OF_HOOKS, reason="saved tensors may have hooks, so they are not read again")
+def test_few_operators_run_one_by_one(program, operators, monkeypatch):
+    backward, follow, seen = program(), Cotangent.handler, []
+    monkeypatch.setattr(Cotangent, "handler", staticmethod(lambda op, *rest: (seen.append(op), follow(op, *rest))[1]))
+    backward()
+    assert len(seen) == operators, seen

@@ -23,6 +23,7 @@ POISONS = {
 
 PRODUCTS = {
     "linear": (torch.nn.functional.linear, lambda w: w),
+    "addmm, scaled": (lambda x, w: torch.addmm(w[:, 0], x, w.mT, alpha=3), lambda w: w),
     "w @ x": (lambda x, w: (w @ x.mT).mT, lambda w: w),
     "x @ w, laid out otherwise": (lambda x, w: x.mT.contiguous().mT @ w.mT.contiguous().mT, lambda w: w.mT),
 }

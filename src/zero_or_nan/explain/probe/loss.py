@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from ...ignoring.inside import graph_from, leaves_of, tree_map
+from ...ignoring.inside import gpu_in_use, graph_from, leaves_of, tree_map
 from ..births.diagnosis import Diagnosis
 from ..births.findings import History
 from ..births.provenance import Kind as OfOrigin
@@ -354,9 +354,9 @@ def _seed(seed: int) -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed)
     torch.default_generator.manual_seed(seed)
-    for devices in (torch.cuda, torch.xpu):
-        if devices.is_initialized():
-            devices.manual_seed_all(seed)
+    gpus = gpu_in_use()
+    if gpus is not None:
+        gpus.manual_seed_all(seed)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(seed)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...ignoring.inside import Mode, home, is_sparse, stored, tree_map_only
+from ...ignoring.inside import Mode, gpu_in_use, home, is_sparse, stored, tree_map_only
 from .tensors import Alone, in_several_processes, numbers_of, unseen
 
 _extra: Counter[int] = Counter()
@@ -42,9 +42,11 @@ def extra() -> Iterator[None]:
 @contextmanager
 def without_side_effects() -> Iterator[None]:
     """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    gpus = gpu_in_use() or torch.cuda
+    devices = range(gpus.device_count()) if gpus.is_initialized() else ()
+    random = torch.random.fork_rng(list(devices), device_type=gpus.__name__.rpartition(".")[2])
     alone = Alone() if in_several_processes() else nullcontext()
-    with unseen(), alone, without_asserts(), torch.random.fork_rng(devices=list(devices)), without_warnings():
+    with unseen(), alone, without_asserts(), random, without_warnings():
         yield
 
 
@@ -104,14 +106,14 @@ class RandomState(NamedTuple):
 
     @classmethod
     def now(cls) -> RandomState:
-        in_use = torch.cuda.is_initialized()
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if in_use else [])
+        gpus = gpu_in_use()
+        return cls(torch.get_rng_state(), [] if gpus is None else gpus.get_rng_state_all())
 
     def put_back(self) -> None:
         """Go back to these states."""
         torch.set_rng_state(self.cpu)
         if self.gpus:
-            torch.cuda.set_rng_state_all(self.gpus)
+            gpu_in_use().set_rng_state_all(self.gpus)
 
     def has_changed(self) -> bool:
         """Whether random numbers were drawn since. A GPU that came into use since does not count."""
@@ -140,7 +142,7 @@ class _Asserting(Mode):
 
 def are_possible() -> bool:
     """Whether the program computes on a GPU."""
-    return torch.cuda.is_initialized()
+    return gpu_in_use() is torch.cuda
 
 
 def without_asserts() -> AbstractContextManager[Any]:

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -272,6 +273,11 @@ def unrecorded(function: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
+_facts = attrgetter("__class__", "dtype", "is_cpu", "layout")
+_USUAL = (Tensor, torch.float32, True, torch.strided)
+"""The facts of most gradients."""
+
+
 @unrecorded
 def are_finite_at_once(tensors: Iterable[Tensor]) -> bool:
     """Whether all tensors are finite. The answer is fetched from their device at once."""
@@ -280,12 +286,7 @@ def are_finite_at_once(tensors: Iterable[Tensor]) -> bool:
         large: list[Tensor] = []
         others: list[Tensor] = []
         for tensor in tensors:
-            if (
-                type(tensor) is Tensor
-                and tensor.dtype is torch.float32
-                and tensor.is_cpu
-                and tensor.layout is torch.strided
-            ):
+            if _facts(tensor) == _USUAL:  # quicker than one by one
                 (small if tensor.numel() <= _SMALL else large).append(tensor)
             else:
                 here = numbers_of(tensor)

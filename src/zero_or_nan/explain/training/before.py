@@ -34,8 +34,9 @@ class Before:
 
     def note(self, leaves: dict[int, Tensor]) -> None:
         """Keep the `.grad` of leaves, by their `id`, before the first pass adds to them."""
-        grads = {at: (leaf, leaf.grad) for at, leaf in leaves.items()}
-        self.grads |= {at: (leaf, g, None if g is None else g.detach().clone()) for at, (leaf, g) in grads.items()}
+        for at, leaf in leaves.items():
+            grad = leaf.grad
+            self.grads[at] = leaf, grad, None if grad is None else grad.detach().clone()
 
     def note_grad(self, leaf: Tensor) -> None:
         """Keep which tensor is the `.grad` of a leaf, to which no pass adds."""

@@ -254,15 +254,19 @@ class _Watch:
         return scale(scaler, outputs)
 
     def _begins(self, roots: Any) -> None:
-        self.habits.early.update(self.stepped)
+        if self.stepped:
+            self.habits.early.update(self.stepped)
         if not self.is_scaled:
             self.loss = loss_among(roots)
-        new = {id(leaf): leaf for _, leaf in leaves_of(graph_from(roots)) if id(leaf) not in self.leaves}
+        new = {id(leaf): leaf for _, leaf in leaves_of(graph_from(roots))}
+        if self.leaves:
+            new = {at: leaf for at, leaf in new.items() if at not in self.leaves}
         self.course.begin(new.values())
-        self._versions |= {at: leaf._version for at, leaf in new.items()}
         self.before.note(new)
         if self.habits.by_hand:
             self.before.note_values(new)
+        else:
+            self._versions |= {at: leaf._version for at, leaf in new.items()}
         self.leaves |= new
         if self.habits.by_hand and self._largest is None:
             self._largest = largest(self.leaves.values())
@@ -300,7 +304,9 @@ class _Watch:
 
     def learn(self) -> None:
         """Find out whether the step has changed parameters itself."""
-        if not self.stepped and any(leaf._version != self._versions[at] for at, leaf in self.leaves.items()):
+        if not (self.stepped or self.habits.by_hand) and any(
+            leaf._version != self._versions[at] for at, leaf in self.leaves.items()
+        ):
             self.habits.by_hand = True
 
     def add_to_course(self) -> None:
@@ -322,7 +328,7 @@ class _Watch:
     def is_fine(self, result: Any) -> bool:
         """Whether the step returned finite numbers, and left finite gradients if no optimizer has checked them."""
         unchecked = () if self.stepped or self.is_scaled else self.leaves.values()
-        gradients = [leaf.grad for leaf in unchecked if leaf.grad is not None]
+        gradients = [grad for leaf in unchecked if (grad := leaf.grad) is not None]
         return are_finite_at_once((*tensors_in(result), *gradients)) and all(map(math.isfinite, each_in(result, float)))
 
 
@@ -414,7 +420,7 @@ class _Step:
             habits.once.add(self.optimizer)
 
     def _has_finite_gradients(self) -> bool:
-        return are_finite_at_once(p.grad for p in parameters_of(self.optimizer) if p.grad is not None)
+        return are_finite_at_once(grad for p in parameters_of(self.optimizer) if (grad := p.grad) is not None)
 
     def _has_moved(self) -> bool:
         """Whether the optimizer has changed a parameter; a change by `.data` shows where the parameters were kept."""

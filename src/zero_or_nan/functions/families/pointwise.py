@@ -298,14 +298,20 @@ rewrite(
 rewrite("logit(x)", "x.logit(eps=1e-6)", "the slope at 0 and 1 is 0")
 
 
+def _broadcasts_nothing(node: Any) -> bool:
+    """True if no operand was broadcast: then PyTorch sums nothing up, and each result is elementwise."""
+    shape = node._input_metadata[0].shape
+    return all(ahead is None or ahead._input_metadata[number].shape == shape for ahead, number in node.next_functions)
+
+
 @transfer(
     """
-    Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish LeakyRelu Log Log10 Log1P
-    Log2 LogSigmoid Mish Reciprocal Rsqrt Sigmoid Silu Sin Sinh Softplus Sqrt Tan Tanh
+    Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Div Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish LeakyRelu Log Log10
+    Log1P Log2 LogSigmoid Mish Mul Reciprocal Rsqrt Sigmoid Silu Sin Sinh Softplus Sqrt Tan Tanh
     """,
-    is_repaired=lambda node: len(node.next_functions) == 1,
+    is_repaired=_broadcasts_nothing,
 )
-@transfer("Add Alias Clone Div Mul NativeDropout Neg Rsub Sub")
+@transfer("Add Alias Clone NativeDropout Neg Rsub Sub")
 def _same(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
     """Elementwise functions: the mask stays the same. Each operand may have been broadcast."""
     return [mask] * len(results)

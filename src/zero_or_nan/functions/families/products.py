@@ -34,7 +34,7 @@ from ...masks.cotangent import Cotangent, is_finite, mask_of, nothing, prefer_ex
 from ...masks.mask import Mask, anywhere, full, only
 from ...masks.numbers import all_finite, finite_part, has_nan, is_number, is_sparse, total
 from ..conditions import FINITE
-from ..graph import run
+from ..graph import can_be_read_again, run
 from ..numerics import numerics
 from ..registry import derivative, function, rule, transfer
 from .sparse import has_sparse_factor, sparse_product
@@ -273,12 +273,47 @@ MOST = 0.75
 """If at most this part of the rows is used, it pays to multiply these rows alone."""
 
 
-@transfer("Bmm Mm", only_if=lambda node: not has_sparse_factor(node))
+def _is_cheap(node: Any) -> bool:
+    """True if plain PyTorch's product and a second one cost less than the rule, which runs operator by operator."""
+    if getattr(node, "_saved_alpha", 1) != 1 or getattr(node, "_saved_beta", 1) != 1:
+        return False
+    if not can_be_read_again(node, unknown=False):
+        return False
+    first, second = _factors(node)
+    summed = first.shape[-1] if first is not None else second.shape[-2]
+    return bool(math.prod(node._input_metadata[0].shape) * summed <= CHEAP)
+
+
+def _factors(node: Any) -> tuple[Any, Any]:
+    """The two factors of a product, as the node saved them. One that is not needed is None."""
+    first, second = next(names for names in _FACTORS if hasattr(node, names[0]))
+    return getattr(node, first), getattr(node, second)
+
+
+_FACTORS = [(f"_saved_{a}", f"_saved_{b}") for a, b in (("mat1", "mat2"), ("batch1", "batch2"), ("self", "mat2"))]
+
+
+def _products_again(node: Any, grad: Cotangent, results: Sequence[Any]) -> Sequence[Any]:
+    """The gradients of the two factors, without what doesn't count, at each element that is not finite."""
+    *base, to_first, to_second = results
+    first, second = _factors(node)
+    if to_first is not None and has_nan(to_first):
+        to_first = unwrap(prefer_exact(to_first, _by_matrix(torch.matmul, grad, second.mT)))
+    if to_second is not None and has_nan(to_second):
+        again = _by_matrix(lambda grad, saved: saved @ grad, grad, first.mT, saved_is_first=True)
+        to_second = unwrap(prefer_exact(to_second, again))
+    return *base, to_first, to_second
+
+
+_REPAIRED: dict[str, Any] = {"is_repaired": _is_cheap, "repair": _products_again}
+
+
+@transfer("Bmm Mm", only_if=lambda node: not has_sparse_factor(node), **_REPAIRED)
 def _product(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
     """Each row of the first factor goes into a row of the result, each column of the second into a column."""
     return anywhere(mask, -1, keepdim=True), anywhere(mask, -2, keepdim=True)
 
 
-@transfer("Addmm Baddbmm", only_if=lambda node: not ignores_base(node) and not has_sparse_factor(node))
+@transfer("Addmm Baddbmm", only_if=lambda node: not ignores_base(node) and not has_sparse_factor(node), **_REPAIRED)
 def _added_product(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:
     return mask, *_product(node, grad, mask, results)

@@ -25,7 +25,7 @@ from ...masks.cotangent import (
     written_mask,
     zero_ignored,
 )
-from ...masks.mask import Mask, both, everywhere, expanded, full
+from ...masks.mask import Mask, all_count, both, everywhere, expanded, full
 from ..conditions import ALWAYS
 from ..graph import can_be_read_again
 from ..numerics import numerics
@@ -72,7 +72,8 @@ numerics("normal uniform random exponential bernoulli", updates=True)
 @transfer("Where", reads=("_raw_saved_condition",))
 def _where(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
     condition = node._saved_condition.bool()
-    taken = (condition, None if results[1] is None else condition.logical_not())
+    # None if the condition selects everything, as in clean data: then no node ahead has a mask to work on.
+    taken = (None if all_count(condition) else condition, None if results[1] is None else condition.logical_not())
     return [expanded(both(each, mask), grad.shape) for each in taken]
 
 
@@ -83,7 +84,8 @@ def _fills_with_a_number(node: Any) -> bool:
 
 @transfer("MaskedFill", reads=("_raw_saved_mask",), only_if=_fills_with_a_number)
 def _masked_fill(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    return (expanded(both(node._saved_mask.logical_not(), mask), grad.shape), None)
+    kept = node._saved_mask.logical_not()
+    return (expanded(mask if all_count(kept) else both(kept, mask), grad.shape), None)
 
 
 aten = torch.ops.aten
@@ -100,7 +102,9 @@ def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
         if type(source) is Cotangent and _is_zero(other):
             mask = mask_of(source)
             if selecting(source):
-                mask = both(mask, chosen(condition, source, taken))
+                through = chosen(condition, source, taken)
+                if not (torch.is_grad_enabled() and all_count(through)):  # what is recorded is differentiated again
+                    mask = both(mask, through)
             return Cotangent(value, expanded(mask, value.shape))
     beside = a if type(a) is Cotangent else b
     mask_a, mask_b = written_mask(a, beside), written_mask(b, beside)

@@ -133,11 +133,20 @@ def _keep_in_tls(key: str, value: object) -> None:
     _stash(key, value)
 
 
+def gpu_in_use() -> Any:
+    """The module of PyTorch for the GPUs that this process computes on, such as `torch.cuda`; None if it uses none.
+
+    Asking whether there is a GPU would initialize CUDA, and after that the process can't fork.
+    """
+    kinds: tuple[Any, ...] = (torch.cuda, torch.xpu)
+    return next((kind for kind in kinds if kind.is_initialized()), None)
+
+
 def _other_devices() -> bool:
     """True if nodes may run in other threads. The engine has a thread for each device except the CPU."""
-    # Asking whether there is a GPU would initialize CUDA, and after that the process can't fork.
-    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return torch.cuda.is_initialized()  # type: ignore[no-any-return, no-untyped-call]
+    is_in_use = gpu_in_use() is not None
+    if is_in_use or torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return is_in_use
     try:
         return torch.accelerator.current_accelerator() is not None
     except RuntimeError:  # 2.6 raises if there is none
@@ -146,8 +155,7 @@ def _other_devices() -> bool:
 
 def is_captured() -> bool:
     """True while a CUDA graph is captured: kernels are noted and do not run, so there are no numbers to read."""
-    is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return is_in_use and torch.cuda.is_current_stream_capturing()
+    return gpu_in_use() is torch.cuda and torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache

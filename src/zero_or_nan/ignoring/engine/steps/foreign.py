@@ -35,35 +35,44 @@ class Opaque(Step):
     """Whether the code may have sent NaN to a place that the pass can't check."""
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        self._is_pytorchs = is_pytorchs(self.node)
         self._ignores = any(not all_count(mask) for mask in self.masks)
+        self._is_pytorchs = self._ignores and is_pytorchs(self.node)
         self._before = runs_of_the_engine() if self._ignores and not self._is_pytorchs else 0
         self._versions = [_version(value) for value in arriving]
         return arriving
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
-        untouched = [_version(value) == version for value, version in zip(arriving, self._versions, strict=True)]
         handed_on = {
             id(value): mask
-            for value, mask, is_untouched in zip(arriving, self.masks, untouched, strict=True)
-            if value is not None and is_untouched
+            for value, mask, version in zip(arriving, self.masks, self._versions, strict=True)
+            if value is not None and _version(value) == version
         }
-        masks = [handed_on.get(id(result)) for result in results]
+        own = [r for r in results if isinstance(r, Tensor) and id(r) not in handed_on and can_carry(r)]
+        if not self._ignores:
+            if self.at_once or self._may_lose(own):
+                self._could_not_follow(self.at_once)
+            return results, [None] * len(results)
         rest = {id(result) for result in results if id(result) in handed_on}
         lost = [m for v, m in zip(arriving, self.masks, strict=True) if m is not None and id(v) not in rest]
-        own = [r for r in results if isinstance(r, Tensor) and id(r) not in handed_on and can_carry(r)]
-        is_lost = any(not all_count(mask) for mask in lost) or self._ignores and bool(own)
-        at_once = self.at_once or is_lost and torch.is_grad_enabled() or self._ignores and self._does_more(results)
-        # The code may select, so a zero in its result may be ignored: is it multiplied by NaN or infinity ahead?
-        if (
-            is_lost
-            or at_once
-            or not all(map(is_finite, own))
-            or (any(bool((values_of(r) == 0).any()) for r in own) and not self.owner.is_safe_ahead(self.node))
-        ):
-            reason = "a Function of PyTorch's own without a record" if self._is_pytorchs else self.reason
-            self.owner.failed(name_of(self.node), NotFollowed(reason), suspected=self._is_pytorchs or not at_once)
-        return results, masks
+        is_lost = bool(own) or any(not all_count(mask) for mask in lost)
+        at_once = self.at_once or is_lost and torch.is_grad_enabled() or self._does_more(results)
+        if is_lost or at_once or self._may_lose(own):
+            self._could_not_follow(at_once)
+        return results, [handed_on.get(id(result)) for result in results]
+
+    def _may_lose(self, own: Sequence[Tensor]) -> bool:
+        """True if a result of the code is not finite, or is a zero that may be multiplied by NaN or infinity ahead.
+
+        The code may select, so its zeros may be ignored.
+        """
+        if not all(map(is_finite, own)):
+            return True
+        return not self.owner.is_safe_ahead(self.node) and not all(bool(values_of(r).all()) for r in own)
+
+    def _could_not_follow(self, at_once: bool) -> None:
+        is_pytorchs_own = is_pytorchs(self.node)
+        reason = "a Function of PyTorch's own without a record" if is_pytorchs_own else self.reason
+        self.owner.failed(name_of(self.node), NotFollowed(reason), suspected=is_pytorchs_own or not at_once)
 
     def _does_more(self, results: Sequence[Any]) -> bool:
         """True if a gradient may bypass the results: a result is missing, or the code ran a backward pass itself."""

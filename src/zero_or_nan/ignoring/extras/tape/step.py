@@ -86,8 +86,8 @@ class Taped(Opaque):
         # The code may select: a zero that it writes may mean "not selected". Does anything multiply that zero?
         if not self.has_failed and (
             not all(map(is_finite, values))
-            or any(map(_has_counted_zeros, values, masks))
-            and not self.owner.is_safe_ahead(self.node)
+            or not self.owner.is_safe_ahead(self.node)
+            and any(map(_has_counted_zeros, values, masks))
         ):
             self.owner.failed(name_of(self.node), NotFollowed("it may select, and has no record"), suspected=True)
         return values, masks
