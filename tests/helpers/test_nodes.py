@@ -72,12 +72,17 @@ def test_the_function_is_one_that_python_has():
     assert Node("A", "no_such_operator").function == "aten::no_such_operator" and Node("A").function == ""
 
 
-def test_nodes_with_advice_come_first_and_all_others_are_folded_one_line_each(capsys):
-    names = ("CopyBackwards", "CumprodBackward0", "AddmmBackward0", "MmBackward0")
+def test_nodes_with_advice_come_first_and_all_others_are_folded_by_their_answers(capsys):
+    names = ("CopyBackwards", "CumprodBackward0", "ErfBackward0", "AddmmBackward0", "MmBackward0")
     soup = BeautifulSoup(listed({name: EVERY[name] for name in names}, {"AddmmBackward0": ["F.linear"]}), "html.parser")
     folded = soup.select("details li > div[data-fallback]")
-    assert [row["id"] for row in folded] == ["node-CopyBackwards", "node-CumprodBackward0"]
-    assert [row.get_text() for row in folded] == ["CopyBackwards ", "CumprodBackward0 torch.cumprod; outputs: 0 self"]
+    assert [row.get_text() for row in folded] == [
+        "ErfBackward0 torch.erf; outputs: 0 self",
+        "CumprodBackward0 torch.cumprod; outputs: 0 self; saved: result, self",
+        "CopyBackwards ",
+    ]
+    said = [item.p.get_text().split()[0] for item in soup.select("details li")]
+    assert said == ["Yes:", "Perhaps:", "Not"] and all("See " in item.get_text() for item in soup.select("details li"))
     (first,) = soup.select("ul:not(details ul) > li")
     assert [(row["id"], row.get_text()) for row in first("div")] == [
         ("node-AddmmBackward0", "AddmmBackward0 torch.addmm; also F.linear; outputs: 0 self, 1 mat1, 2 mat2"),
@@ -89,7 +94,7 @@ def test_nodes_with_advice_come_first_and_all_others_are_folded_one_line_each(ca
         "See slicing nan · attention with a fully masked row.",
     ]
     assert first.a["href"].endswith("/slicing-nan.html#what-to-do")
-    assert soup.summary.get_text().startswith("The 2 other nodes of PyTorch ")
+    assert soup.summary.get_text().startswith("The 3 other nodes of PyTorch ")
     node_names()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(EVERY) and "PowBackward1: self, exponent of pow.Tensor_Tensor" in lines
