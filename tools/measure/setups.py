@@ -156,83 +156,71 @@ def _right_on(row: dict[str, Any]) -> str:
     return (tested if row["fixes"] else "<strong>no</strong>") if row["holds_on"] else html.escape(row["not_run"])
 
 
-AS_PLAIN = "As in a plain loop."
 DECISIONS = (
     (
         "A plain loop",
         "A training loop",
         "Each pass checks whether all numbers are finite. On a bad batch, it also computes which elements of each "
-        "gradient are ignored.",
-        "It does not follow an operator that has no rule. A warning names the operator.",
+        "gradient are ignored. If an operator has no rule, a warning names it.",
     ),
     (
         "AMP with `GradScaler`",
         "AMP with `GradScaler`",
-        AS_PLAIN,
-        "As in a plain loop. If an element that the loss uses overflows, the scaler skips the step as usual.",
+        "If an element that the loss uses overflows, the scaler skips the step as usual.",
     ),
     (
         "bf16, without a scaler",
         "bf16, without a scaler",
-        AS_PLAIN,
-        "As in a plain loop. The elements that the loss uses keep the precision of bfloat16.",
+        "The elements that the loss uses keep the precision of bfloat16.",
     ),
-    ("Gradient accumulation", "Gradient accumulation", AS_PLAIN, "As in a plain loop."),
+    ("Gradient accumulation", "Gradient accumulation", "Nothing else changes."),
     (
         "DDP",
         "DistributedDataParallel",
-        "Not measured.",
-        "It does not correct for different numbers of good rows on the ranks, because DDP averages over ranks.",
+        "DDP averages over ranks, so it does not correct for different numbers of good rows on the ranks.",
     ),
     (
-        "DDP with `torch.compile`",
-        "DistributedDataParallel with `torch.compile`",
-        "Not measured.",
-        "As for DDP. The default backend, inductor, has no test with DDP: it also needs `ignoring.follow_compiled()`.",
+        "DDP with `torch.compile`, in bf16",
+        "DistributedDataParallel with inductor, in bf16",
+        "The limits of DDP and of `torch.compile` hold. The test has two processes on a CPU.",
     ),
     (
         "FSDP",
         "FSDP2",
-        "Not measured. With a `DTensor`, each process gathers whole tensors of a layer on a bad batch.",
-        "It does not work with a `DTensor`, or with tensor parallelism, if not all processes make the call.",
+        "With a `DTensor`, all processes must make the call. On a bad batch, each gathers whole tensors of a layer.",
     ),
+    ("Lightning", "Lightning", "A strategy that does not call this method, such as DeepSpeed, is not reached."),
+    ("Accelerate", "Accelerate", "DeepSpeed, Megatron-LM and LOMO are not reached."),
     (
-        "Lightning",
-        "Lightning",
-        AS_PLAIN,
-        "It does not reach a strategy that does not call this method, such as DeepSpeed.",
-    ),
-    (
-        "Accelerate",
-        "Accelerate",
-        AS_PLAIN,
-        "It does not reach DeepSpeed, Megatron-LM, LOMO, and Hugging Face's `Trainer`, which calls Accelerate itself.",
+        "Hugging Face's `Trainer`",
+        "Hugging Face's Trainer, also with `bf16=True`",
+        "Don't write it with `fp16=True`, because the loss would not be scaled. DeepSpeed is not reached.",
     ),
     (
         "`torch.compile`",
         "A compiled model",
         "`follow_compiled` changes inductor for the whole process. On a bad batch, the derivatives run a second time, "
-        "uncompiled, and this takes more memory.",
-        "It does not follow regions that were compiled before the call, nor inductor before PyTorch 2.8.",
+        "uncompiled, and this takes more memory. Regions that were compiled before the call are not followed, nor "
+        "inductor before PyTorch 2.8.",
     ),
     (
         "`create_graph=True`",
         "A gradient penalty, `create_graph=True`",
-        "The most of all, because the pass follows every operator, also if all numbers are finite.",
-        "It does not reach a second pass by plain PyTorch: call `ignoring` for both passes.",
+        "This costs the most, because the pass follows every operator, also if all numbers are finite. Call `ignoring` "
+        "for the second pass too.",
     ),
     (
         "One GPU",
         "A training loop",
-        "It was measured on one GPU: see the section On a GPU.",
-        "The gradient of an LSTM may be wrong: check yours first. Several GPUs have no test.",
+        "The section On a GPU has measurements. The gradient of an LSTM may be wrong: check yours first. Several GPUs "
+        "have no test.",
     ),
 )
-"""A setting, the recorded setup whose code is the line to write, the cost, and what is not followed."""
+"""A setting, the recorded setup whose code is the line to write, and what to know of its cost and its limits."""
 
 
 def decided(content: dict[str, Any]) -> str:
-    """The table that says which line to write in which training setting, what it costs, and what it does not follow.
+    """The table that says which line to write in which training setting, and what to know of its cost and its limits.
 
     The lines are those of the recorded setups, so a test has run each of them.
 
@@ -240,12 +228,12 @@ def decided(content: dict[str, Any]) -> str:
         Problem: if a row's setup is not in the record, or if no release gets it right.
     """
     code = {row["setup"]: row["code"] for row in content["rows"] if row["fixes"] and row["holds_on"]}
-    if lost := [setup for _, setup, *_ in DECISIONS if setup not in code]:
+    if lost := [setup for _, setup, _ in DECISIONS if setup not in code]:
         raise Problem(f"tools/measure/setups.py advises setups that no recorded test holds: {', '.join(lost)}")
     rows = [
-        [show.with_code(setting), f"<pre>{html.escape(code[setup])}</pre>", *map(show.with_code, words)]
-        for setting, setup, *words in DECISIONS
+        [show.with_code(setting), f"<pre>{html.escape(code[setup])}</pre>", show.with_code(words)]
+        for setting, setup, words in DECISIONS
     ]
-    head = ["your setting", "write", "cost", "what it does not do"]
-    table = show.table("The line to write, by setting. A bad batch has a NaN that the loss ignores.", head, rows)
+    caption = "The line to write, by setting. A bad batch has a NaN that the loss ignores."
+    table = show.table(caption, ["your setting", "write", "cost and limits"], rows, stack=True)
     return prose(table, kind="zn-setups zn-decisions")
