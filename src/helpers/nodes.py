@@ -108,7 +108,7 @@ def _listed(text: str) -> Iterator[Node]:
         given = [part.split("=")[0].split()[-1] for part in arguments.rpartition(") ->")[0].split(", ") if " " in part]
         for key, lines in _dispatched(rest):
             written = {
-                name.strip(): " ".join(formula.split()).strip('"\' ')
+                name.strip(): " ".join(formula.split()).strip("\"' ")
                 for names, formula in _FORMULA.findall(lines)
                 for name in names.split(",")
                 if formula.strip() != "non_differentiable"

@@ -7,6 +7,7 @@ kept.
 from __future__ import annotations
 
 import html
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,67 +157,8 @@ def _right_on(row: dict[str, Any]) -> str:
     return (tested if row["fixes"] else "<strong>no</strong>") if row["holds_on"] else html.escape(row["not_run"])
 
 
-DECISIONS = (
-    (
-        "A plain loop",
-        "A training loop",
-        "Each pass checks whether all numbers are finite. On a bad batch, it also computes which elements of each "
-        "gradient are ignored. If an operator has no rule, a warning names it.",
-    ),
-    (
-        "AMP with `GradScaler`",
-        "AMP with `GradScaler`",
-        "If an element that the loss uses overflows, the scaler skips the step as usual.",
-    ),
-    (
-        "bf16, without a scaler",
-        "bf16, without a scaler",
-        "The elements that the loss uses keep the precision of bfloat16.",
-    ),
-    ("Gradient accumulation", "Gradient accumulation", "Nothing else changes."),
-    (
-        "DDP",
-        "DistributedDataParallel",
-        "DDP averages over ranks, so it does not correct for different numbers of good rows on the ranks.",
-    ),
-    (
-        "DDP with `torch.compile`, in bf16",
-        "DistributedDataParallel with inductor, in bf16",
-        "The limits of DDP and of `torch.compile` hold. The test has two processes on a CPU.",
-    ),
-    (
-        "FSDP",
-        "FSDP2",
-        "With a `DTensor`, all processes must make the call. On a bad batch, each gathers whole tensors of a layer.",
-    ),
-    ("Lightning", "Lightning", "A strategy that does not call this method, such as DeepSpeed, is not reached."),
-    ("Accelerate", "Accelerate", "DeepSpeed, Megatron-LM and LOMO are not reached."),
-    (
-        "Hugging Face's `Trainer`",
-        "Hugging Face's Trainer, also with `bf16=True`",
-        "Don't write it with `fp16=True`, because the loss would not be scaled. DeepSpeed is not reached.",
-    ),
-    (
-        "`torch.compile`",
-        "A compiled model",
-        "`follow_compiled` changes inductor for the whole process. On a bad batch, the derivatives run a second time, "
-        "uncompiled, and this takes more memory. Regions that were compiled before the call are not followed, nor "
-        "inductor before PyTorch 2.8.",
-    ),
-    (
-        "`create_graph=True`",
-        "A gradient penalty, `create_graph=True`",
-        "This costs the most, because the pass follows every operator, also if all numbers are finite. Call `ignoring` "
-        "for the second pass too.",
-    ),
-    (
-        "One GPU",
-        "A training loop",
-        "The section On a GPU has measurements. The gradient of an LSTM may be wrong: check yours first. Several GPUs "
-        "have no test.",
-    ),
-)
-"""A setting, the recorded setup whose code is the line to write, and what to know of its cost and its limits."""
+DECISIONS = tomllib.loads(Path(__file__).with_name("decisions.toml").read_text(encoding="utf-8"))
+"""For each setting, the recorded setup whose code is the line to write, and what to know of its cost and its limits."""
 
 
 def decided(content: dict[str, Any]) -> str:
@@ -228,11 +170,11 @@ def decided(content: dict[str, Any]) -> str:
         Problem: if a row's setup is not in the record, or if no release gets it right.
     """
     code = {row["setup"]: row["code"] for row in content["rows"] if row["fixes"] and row["holds_on"]}
-    if lost := [setup for _, setup, _ in DECISIONS if setup not in code]:
+    if lost := [each["setup"] for each in DECISIONS.values() if each["setup"] not in code]:
         raise Problem(f"tools/measure/setups.py advises setups that no recorded test holds: {', '.join(lost)}")
     rows = [
-        [show.with_code(setting), f"<pre>{html.escape(code[setup])}</pre>", show.with_code(words)]
-        for setting, setup, words in DECISIONS
+        [show.with_code(setting), f"<pre>{html.escape(code[each['setup']])}</pre>", show.with_code(each["known"])]
+        for setting, each in DECISIONS.items()
     ]
     caption = "The line to write, by setting. A bad batch has a NaN that the loss ignores."
     table = show.table(caption, ["your setting", "write", "cost and limits"], rows, stack=True)
