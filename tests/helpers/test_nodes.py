@@ -23,11 +23,8 @@ def test_every_class_with_a_derivative_has_a_node_and_nothing_else_has():
 
 def test_every_operator_exists_and_has_the_inputs():
     for each in EVERY.values():
-        if each.operator:
-            name, _, overload = each.operator.partition(".")
-            schema = torch._C._get_schema(f"aten::{name}", overload)
-            given = [argument.name for argument in schema.arguments]
-            assert list(each.inputs) == [name for name in given if name in each.inputs] != [], each
+        given = [argument.name for argument in each.arguments if argument.name in each.inputs]
+        assert list(each.inputs) == given and bool(given) is bool(each.operator), each
 
 
 X, Y = torch.full((2, 2), 0.5, requires_grad=True), torch.full((2, 2), 1.5, requires_grad=True)
