@@ -14,7 +14,7 @@ const CANDIDATES = 3;
 // Remove the colours of a terminal, and the number of the process before a line.
 function plain(text) {
   const lines = text.replace(/\u001b\[[\d;?]*[A-Za-z]/g, "").replace(/\r\n?/g, "\n");
-  return lines.replace(/^\[[\w:]*rank ?\d+\]:? */gim, "");
+  return lines.replace(/^\[[\w:]*rank ?\d+\]:? ?/gim, "");
 }
 
 const path = ({ address }) => address.split("#")[0];
