@@ -230,8 +230,9 @@ def test_a_parallel_model_trains_as_in_plain_pytorch(results, setup, rows):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # each process compiles for a minute, and longer on a busy machine
 @INDUCTOR_DDP
 def test_a_model_of_inductor_trains_as_in_plain_pytorch(tmp_path, monkeypatch, unmarked, inductor):
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    for rank in results_of_two(SCRIPT, tmp_path / "store", ["ddp_by_inductor"], "ddp_by_inductor", timeout=190):
+    for rank in results_of_two(SCRIPT, tmp_path / "store", ["ddp_by_inductor"], "ddp_by_inductor", timeout=380):
         assert rank["ddp_by_inductor"] == dict.fromkeys(rank["ddp_by_inductor"], [True, []])
