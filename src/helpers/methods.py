@@ -15,32 +15,26 @@ class Method:
     """A method compared on a page.
 
     `name` is the word in code, tables and machine-readable claims. `title` is the header of a column. `summary` says in
-    one sentence what the method does.
+    one sentence what the method does. The other fields are for the table of methods, which has those with a `page`.
     """
 
     name: str
     title: str
     summary: str
+    keeps_code: bool = False
+    is_plain: bool = False
+    fails: str = ""
+    page: str = ""
 
 
-METHODS: dict[str, Method] = {}
-"""Every registered method, by its name, in the order of registration."""
-
-
-def register(name: str, title: str, summary: str) -> Method:
-    """Register a method under `name`, so that claims can name it.
-
-    Raises:
-        ValueError: if another method already has this name.
-    """
-    if name in METHODS:
-        raise ValueError(f"the method {name!r} is already registered, as: {METHODS[name].summary} Choose another name.")
-    METHODS[name] = Method(name, title, summary)
-    return METHODS[name]
+METHODS: dict[str, Method] = {
+    name: Method(**{"name": name, "title": name, **row}) for name, row in load("methods").items()
+}
+"""Every method, by its name, in the order of the tables."""
 
 
 def method(name: str) -> Method:
-    """The method registered under `name`.
+    """The method with this name.
 
     Raises:
         KeyError: if there is no such method. The message lists all methods.
@@ -51,10 +45,6 @@ def method(name: str) -> Method:
     if name not in METHODS:
         raise KeyError(
             f"no method is called {name!r}; the methods are {', '.join(METHODS)}. "
-            "To add one, call helpers.methods.register"
+            "To add one, add it to helpers/data/methods.toml"
         )
     return METHODS[name]
-
-
-for _name, _row in load("methods").items():
-    register(_name, _row.get("title", _name), _row["summary"])

@@ -13,12 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 _NAME = re.compile(r"Backward(s|Autograd\w+?)?\d*(_copy)?$")
+_FORMULA = re.compile(r"^(?:  |      )(\w[\w, ]*): *(\S.*?)(?=^(?:  |      )\w[\w, ]*: |\Z)", re.DOTALL | re.MULTILINE)
+"""The names in a block of the list, each with its formula, which may have several lines."""
 _PLACES = {
     "torch.linalg": torch.linalg,
     "torch.special": torch.special,
@@ -53,6 +56,12 @@ class Node:
     def public(self) -> str:
         """The operator's name without its overload and without leading underscores."""
         return self.operator.partition(".")[0].lstrip("_")
+
+    @property
+    def arguments(self) -> list[Any]:
+        """The arguments of the operator, as PyTorch's schema has them."""
+        name, _, overload = self.operator.partition(".")
+        return list(torch._C._get_schema(f"aten::{name}", overload).arguments) if name else []
 
     @property
     def function(self) -> str:
@@ -99,8 +108,8 @@ def _listed(text: str) -> Iterator[Node]:
         given = [part.split("=")[0].split()[-1] for part in arguments.rpartition(") ->")[0].split(", ") if " " in part]
         for key, lines in _dispatched(rest):
             written = {
-                name.strip(): formula.strip('" ')
-                for names, formula in re.findall(r"(?m)^ *([\w, ]+): *(\S.*)$", lines)
+                name.strip(): " ".join(formula.split()).strip("\"' ")
+                for names, formula in _FORMULA.findall(lines)
                 for name in names.split(",")
                 if formula.strip() != "non_differentiable"
             }

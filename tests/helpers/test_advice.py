@@ -1,18 +1,25 @@
 """The advice is about the nodes that people meet, and it says of them what PyTorch computes."""
 
+import contextlib
+import itertools
 import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 from scratch import ROOT
+from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from helpers.advice import ADVICE, answers, why
-from helpers.atlas import points_by_node
-from helpers.nodes import Node, nodes
+from helpers import advice
+from helpers.advice import ADVICE, RARE, answer
+from helpers.atlas import graph_nodes, points_by_node
+from helpers.nodes import nodes
 from helpers.points import POINTS
 from zero_or_nan import explain
+from zero_or_nan.functions.graph import run
+from zero_or_nan.masks.trees import tree_flatten, tree_unflatten
+from zero_or_nan.selfcheck.poisoned import database
 
 EVERY = nodes()
 NAN, INF = float("nan"), float("inf")
@@ -93,28 +100,93 @@ def test_all_other_code_in_the_advice_names_what_exists():
         eval(code.partition("(")[0], names)
 
 
-def test_a_node_returns_no_nan_by_itself_if_the_advice_says_so():
-    code = {"AddBackward0": "x + bad", "SubBackward0": "bad - x", "WhereBackward0": "where(ok, x, bad)"}
-    code |= {"NanToNumBackward0": "x.nan_to_num()", "PermuteBackward0": "x.permute(0)"}
-    code |= {"AsStridedBackward0": "x.as_strided((2,), (1,))", "AbsBackward0": "x.abs()"}
-    assert set(code) in [set(names) for answer, names in answers(EVERY).items() if "Not by itself" in answer]
-    for each in code.values():
-        assert gradient(each, x=(NAN, INF)).isfinite().all(), each
-
-
 def test_what_is_known_of_a_function_says_why():
-    assert "Yes: at −1 and 1 the slope is infinite" in why(EVERY["AcosBackward0"])
-    steep = "Yes: at 0 the slope is infinite, and 0 times this slope is NaN. Below 0 the value is NaN."
-    assert why(EVERY["Log2Backward0"]) == steep
-    assert why(EVERY["DivBackward0"]) == "Yes: if `other` is 0, neither the value nor the slope is finite."
-    assert why(EVERY["SoftmaxBackward0"]) == "Yes: if all elements of a row are −inf."
-    assert why(EVERY["BmmBackward0"]) == why(EVERY["ExpBackward0"]) != why(EVERY["CudnnRnnBackward0"])
-    with pytest.raises(ValueError, match="nothing is known of the numbers of OddBackward0; write why"):
-        why(Node("OddBackward0"))
+    said = {name: answer(EVERY[f"{name}Backward0"]).why for name in "Acos Log2 Div Addcdiv Softmax Bmm Exp Erf".split()}
+    assert "Yes: at −1 and 1 the slope is infinite" in said["Acos"]
+    assert said["Log2"] == "Yes: at 0 the slope is infinite, and 0 times this slope is NaN. Below 0 the value is NaN."
+    assert said["Div"] == "Yes: if `other` is 0, neither the value nor the slope is finite."
+    assert said["Addcdiv"] == said["Div"].replace("other", "tensor2")
+    assert said["Softmax"] == "Yes: if all elements of a row are −inf."
+    assert said["Bmm"] == said["Exp"] == said["Erf"] == advice.MULTIPLIES.why
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    {
+        "Unique2": "RAISES", "Round": "IS_ZERO", "Normal": "IS_ZERO", "ViewAsReal": "ONLY_ARRIVES",
+        "ForeachMaximum": "PERHAPS", "Gather": "ONLY_ARRIVES", "Complex": "ONLY_ARRIVES",
+        "MaskedScatterBackward": "ONLY_ARRIVES", "Igamma": "MULTIPLIES", "Renorm": "PERHAPS",
+    }.items(),
+)  # fmt: skip
+def test_of_other_nodes_the_formula_and_what_the_node_saves_say_why(name, expected):
+    assert answer(EVERY[f"{name}Backward0"]) is getattr(advice, expected)
+
+
+def test_a_derivative_without_a_formula_raises():
+    with pytest.raises(RuntimeError, match="not implemented"):
+        torch.ones(2, requires_grad=True).unique()[0].sum().backward()
+
+
+@pytest.fixture(scope="module")
+def returned():
+    """By node, the kinds of numbers that it returned on PyTorch's samples, with NaN and others put into the inputs.
+
+    A node gets finite numbers, also 0. Operators that use a NaN as an address are left out.
+    """
+    found = {}
+    for op in database():
+        if op.supports_autograd and not {op.name, op.aten_name} & CRASHES:
+            samples = itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=True), 6)
+            for sample, poison in itertools.product(samples, (NAN, INF, 0.0, 3e38)):
+                leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+                with contextlib.suppress(Exception):  # the poison is not possible here
+                    first, args, kwargs = tree_unflatten([poisoned(leaf, poison) for leaf in leaves], spec)
+                    torch.manual_seed(0)
+                    see(found, poison, tree_flatten(op(first, *args, **kwargs))[0])
+    return found
+
+
+CRASHES = {"grid_sampler_2d", "grid_sampler_3d", "nn.functional.grid_sample"}
+
+
+def poisoned(leaf, poison):
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.layout is not torch.strided:
+        return leaf
+    changed = leaf.detach().clone()
+    changed.view(-1)[::2] = poison
+    return changed.requires_grad_(leaf.requires_grad)
+
+
+def see(found, poison, results):
+    for node in {node for result in results if isinstance(result, Tensor) for node in graph_nodes(result)}:
+        for sent in (0, 1):
+            with contextlib.suppress(RuntimeError):  # a derivative without a formula
+                cotangents = [torch.full(m.shape, sent, dtype=m.dtype) for m in node._input_metadata]
+                given = [each for each in run(node, *cotangents) if isinstance(each, Tensor) and not each.is_sparse]
+                kinds = {"nan" if each.isnan().any() else "other" if each.any() else "zero" for each in given}
+                found.setdefault(node.name(), {}).setdefault(poison, set()).update(kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_answers_hold_on_the_samples_of_pytorch(returned):
+    said = {name: (RARE | ADVICE).get(name, {}).get("why") or answer(EVERY[name]).why for name in EVERY}
+    seen = {name: set().union(*returned[name].values()) for name in returned.keys() & EVERY.keys()}
+    harmless = {name for name in seen if said[name].startswith(("Not", "Never"))}
+    assert len(harmless) > 120 and [name for name in harmless if "nan" in seen[name]] == []
+    flat = {name for name in harmless if said[name] == advice.IS_ZERO.why}
+    assert len(flat) > 8 and all(seen[name] == {"zero"} for name in flat)
+    multiplies = {name for name in seen if said[name] == advice.MULTIPLIES.why}
+    assert len(multiplies) > 30 and [name for name in multiplies if "nan" not in returned[name][NAN]] == []
 
 
 def test_every_node_that_people_meet_in_pasted_texts_and_in_the_atlas_has_advice():
     texts = "".join((ROOT / f"tests/site/{name}.json").read_text("utf-8") for name in ("pasted", "queries"))
     met = {f"{name}{digit or 0}" for name, digit in re.findall(r"\b([A-Z]\w*Backward)(\d?)", texts)}
     met |= points_by_node([point for group in POINTS.values() for point in group]).keys()
-    assert met & set(EVERY) <= set(ADVICE) <= set(EVERY)
+    assert met & set(EVERY) <= set(ADVICE) <= set(EVERY) >= set(RARE) and not set(ADVICE) & set(RARE)
+
+
+def test_a_tensor_that_the_list_calls_saved_can_be_printed():
+    node = torch.ones(2, 2, requires_grad=True).renorm(2, 0, 1.0).grad_fn
+    assert [getattr(node, f"_saved_{name}").shape for name in advice.numbers_in(EVERY[node.name()])] == [(2, 2)]

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.masked import masked_tensor
 
-from helpers import MASKED, Case, ClaimFailed, methods, reference
+from helpers import MASKED, Case, ClaimFailed, reference
 from helpers.entries import Absent, outcome
-from helpers.methods import METHODS, Method, register
 from helpers.show import MIME
 
 
@@ -21,15 +20,6 @@ def case():
 def test_an_unknown_case_is_refused_and_the_known_ones_are_named():
     with pytest.raises(KeyError, match="no case has the key '1'; the keys are .*52248.*4132"):
         Case("1")
-
-
-def test_a_method_is_registered_once(monkeypatch):
-    monkeypatch.setattr(methods, "METHODS", registry := dict(METHODS))
-    assert register("new", "New", "A new method.") == methods.method("new") == Method("new", "New", "A new method.")
-    before = dict(registry)
-    with pytest.raises(ValueError, match=r"the method 'vanilla' is already registered, as: Plain PyTorch"):
-        register("vanilla", "other", "Another.")
-    assert registry == before
 
 
 # Claims.

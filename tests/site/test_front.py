@@ -126,5 +126,10 @@ def test_the_list_of_nodes_is_short_until_a_name_is_typed_or_followed(visit):
     assert met.is_visible() and not rare.is_visible()
     visit.page.get_by_label("Show the nodes with").fill("cumprod")
     assert rare.is_visible() and not met.is_visible()
+    # A link to a node shows it with its answer, in one screen.
     visit.open("chapters/returned-nan-values.html#node-CumprodBackward0")
-    assert rare.is_visible() and met.is_visible()
+    box, said = rare.bounding_box(), visit.page.locator("li:has(> #node-CumprodBackward0)")
+    assert not met.is_visible() and 0 < box["y"] < 720 and said.inner_text().startswith("Perhaps: it computes with")
+    assert said.bounding_box()["height"] < 200 and said.locator("a", has_text="atlas").is_visible()
+    visit.page.evaluate("location.hash = 'all-nodes'")
+    met.wait_for()

@@ -57,7 +57,9 @@ def names(found):
 
 # Whoever wrote down the pages that answer these texts did not know the list of messages. The list was written with the
 # half "work". When it was finished, it was run once on "held", then 189 texts: the first page was right for 83 %, one
-# of three for 92 %, and no wrong page opened. Its mistakes were then repaired. For a new text, expect the first run.
+# of three for 92 %, and no wrong page opened. Later it was run on 40 new texts, mostly logs and questions: 65 % and
+# 75 %, and no wrong page opened. Its mistakes were then repaired, and the texts added to "work". For a new text, expect
+# less than the numbers of this test.
 @pytest.mark.parametrize(("half", "first", "three"), [("work", 0.93, 0.98), ("held", 0.93, 0.97)])
 def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
     texts = [entry for entry in CORPUS if entry["half"] == half]
@@ -85,6 +87,14 @@ def test_a_message_is_recognised_in_every_shape(recognise, shape):
 def test_lines_of_code_decide_between_the_pages_of_a_message(recognise, code, page):
     found = recognise(TRACEBACK.replace("AddmmBackward0", "DivBackward0").replace("loss.backward()", code))
     assert names(found)[0] == page and "#node-DivBackward0" in str(found["pages"])
+
+
+def test_the_error_below_the_name_of_a_file_is_read_and_names_of_folders_are_no_hints(recognise):
+    # Some tracebacks lack the quoted line, and the file is one of a package.
+    file = '  File "torch/cuda/amp/attention.py", line 7, in step\n'
+    lightning = recognise(f"{file}ValueError: The loss returned in `training_step` is nan.")
+    scaler = recognise(f"{file}AssertionError: No inf checks were recorded for this optimizer.")
+    assert [names(found)[0] for found in (lightning, scaler)] == ["find-it-in-your-model", "not-your-case"]
 
 
 def test_a_page_opens_only_if_the_last_error_is_its_message(recognise):

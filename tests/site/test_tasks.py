@@ -63,5 +63,7 @@ def test_a_task_is_answered_two_clicks_from_the_front_page(browser, address, tas
         tab.page.wait_for_url(f"**/chapters/{task['page']}.html*")
         assert reader.clicks <= CLICKS
         tab.page.wait_for_timeout(100)  # the browser scrolls to the place that the address names
-        top = tab.page.locator(f"[id='{task['section']}']").evaluate("(each) => each.getBoundingClientRect().top")
+        section = tab.page.locator(f"[id='{task['section']}']")
+        answer = section.get_by_text(task["text"], exact=True) if "text" in task else section
+        top = answer.evaluate("(each) => each.getBoundingClientRect().top")
         assert -size[1] / 10 <= top <= SCREENS * size[1], "the answer starts further down"

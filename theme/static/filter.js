@@ -34,11 +34,13 @@ function narrow() {
   left.textContent = `${points.filter(({ point }) => !point.hidden).length} of ${points.length} ${noun}`;
 }
 
-typed.addEventListener("input", narrow);
-// The filter may hide the item that a link leads to, so the filter is cleared.
-addEventListener("hashchange", () => {
-  typed.value = "";
+// A link to a node shows this node with its answer. Any other link clears the filter, which may hide where it leads.
+function follow() {
+  typed.value = /^#node-(\w+)$/.exec(location.hash)?.[1] ?? "";
   narrow();
   target()?.scrollIntoView();
-});
-narrow();
+}
+
+typed.addEventListener("input", narrow);
+addEventListener("hashchange", follow);
+follow();

@@ -4,8 +4,9 @@
 
 // A line that names an error and says something about it.
 const ERROR = /(?<![\w.'"])(?:[\p{L}_]\w*\.)*[\p{L}_]\w*(?:Error|Exception)(?:\(\w+\))?: \S.*/gu;
-// What a traceback quotes: the line after the name of a file. In a notebook, which has an arrow, the numbered lines.
-const QUOTED = /^\W*File ".*", line \d+.*\n.*$/gm;
+// What a traceback quotes: the indented line after the name of a file. In a notebook, with an arrow, the numbered lines.
+const QUOTED = /^\W*File ".*", line \d+.*(\n[ \t]+.*)?$/gm;
+const PATHS = /^\W*File ".*", line \d+/gm;
 const ARROW = /^-+> *\d+ /m;
 const NUMBERED = /^(-+>)? *\d+ .*$/gm;
 const CANDIDATES = 3;
@@ -13,7 +14,7 @@ const CANDIDATES = 3;
 // Remove the colours of a terminal, and the number of the process before a line.
 function plain(text) {
   const lines = text.replace(/\u001b\[[\d;?]*[A-Za-z]/g, "").replace(/\r\n?/g, "\n");
-  return lines.replace(/^\[[\w:]*rank ?\d+\]:? */gim, "");
+  return lines.replace(/^\[[\w:]*rank ?\d+\]:? ?/gim, "");
 }
 
 const path = ({ address }) => address.split("#")[0];
@@ -27,9 +28,10 @@ function linked(text, pages) {
 /** The rules that fit a text, in their order, each with its pages. A node in an address is the node in the text. */
 function fitting({ symptom, rules, pages }, text, said) {
   const about = new RegExp(symptom, "i").test(text);
+  const code = text.replace(PATHS, ""); // the name of a file or a folder says nothing about the cause
   return rules.flatMap((rule) => {
     const hint = rule.kind === "hint";
-    const fits = (!hint || about) && new RegExp(rule.pattern, "i").exec(hint ? text : said);
+    const fits = (!hint || about) && new RegExp(rule.pattern, "i").exec(hint ? code : said);
     const named = (field) => field.replace("{node}", fits.groups?.node);
     const made = ({ address, heading, ...page }) => ({ ...page, address: named(address), heading: named(heading) });
     return fits ? [{ ...rule, pages: rule.pages.map((name) => made(pages[name])) }] : [];

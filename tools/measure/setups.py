@@ -7,6 +7,7 @@ kept.
 from __future__ import annotations
 
 import html
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,83 +157,12 @@ def _right_on(row: dict[str, Any]) -> str:
     return (tested if row["fixes"] else "<strong>no</strong>") if row["holds_on"] else html.escape(row["not_run"])
 
 
-AS_PLAIN = "As in a plain loop."
-DECISIONS = (
-    (
-        "A plain loop",
-        "A training loop",
-        "Each pass checks whether all numbers are finite. On a bad batch, it also computes which elements of each "
-        "gradient are ignored.",
-        "It does not follow an operator that has no rule. A warning names the operator.",
-    ),
-    (
-        "AMP with `GradScaler`",
-        "AMP with `GradScaler`",
-        AS_PLAIN,
-        "As in a plain loop. If an element that the loss uses overflows, the scaler skips the step as usual.",
-    ),
-    (
-        "bf16, without a scaler",
-        "bf16, without a scaler",
-        AS_PLAIN,
-        "As in a plain loop. The elements that the loss uses keep the precision of bfloat16.",
-    ),
-    ("Gradient accumulation", "Gradient accumulation", AS_PLAIN, "As in a plain loop."),
-    (
-        "DDP",
-        "DistributedDataParallel",
-        "Not measured.",
-        "It does not correct for different numbers of good rows on the ranks, because DDP averages over ranks.",
-    ),
-    (
-        "DDP with `torch.compile`",
-        "DistributedDataParallel with `torch.compile`",
-        "Not measured.",
-        "As for DDP. The default backend, inductor, has no test with DDP: it also needs `ignoring.follow_compiled()`.",
-    ),
-    (
-        "FSDP",
-        "FSDP2",
-        "Not measured. With a `DTensor`, each process gathers whole tensors of a layer on a bad batch.",
-        "It does not work with a `DTensor`, or with tensor parallelism, if not all processes make the call.",
-    ),
-    (
-        "Lightning",
-        "Lightning",
-        AS_PLAIN,
-        "It does not reach a strategy that does not call this method, such as DeepSpeed.",
-    ),
-    (
-        "Accelerate",
-        "Accelerate",
-        AS_PLAIN,
-        "It does not reach DeepSpeed, Megatron-LM, LOMO, and Hugging Face's `Trainer`, which calls Accelerate itself.",
-    ),
-    (
-        "`torch.compile`",
-        "A compiled model",
-        "`follow_compiled` changes inductor for the whole process. On a bad batch, the derivatives run a second time, "
-        "uncompiled, and this takes more memory.",
-        "It does not follow regions that were compiled before the call, nor inductor before PyTorch 2.8.",
-    ),
-    (
-        "`create_graph=True`",
-        "A gradient penalty, `create_graph=True`",
-        "The most of all, because the pass follows every operator, also if all numbers are finite.",
-        "It does not reach a second pass by plain PyTorch: call `ignoring` for both passes.",
-    ),
-    (
-        "One GPU",
-        "A training loop",
-        "It was measured on one GPU: see the section On a GPU.",
-        "The gradient of an LSTM may be wrong: check yours first. Several GPUs have no test.",
-    ),
-)
-"""A setting, the recorded setup whose code is the line to write, the cost, and what is not followed."""
+DECISIONS = tomllib.loads(Path(__file__).with_name("decisions.toml").read_text(encoding="utf-8"))
+"""For each setting, the recorded setup whose code is the line to write, and what to know of its cost and its limits."""
 
 
 def decided(content: dict[str, Any]) -> str:
-    """The table that says which line to write in which training setting, what it costs, and what it does not follow.
+    """The table that says which line to write in which training setting, and what to know of its cost and its limits.
 
     The lines are those of the recorded setups, so a test has run each of them.
 
@@ -240,12 +170,12 @@ def decided(content: dict[str, Any]) -> str:
         Problem: if a row's setup is not in the record, or if no release gets it right.
     """
     code = {row["setup"]: row["code"] for row in content["rows"] if row["fixes"] and row["holds_on"]}
-    if lost := [setup for _, setup, *_ in DECISIONS if setup not in code]:
+    if lost := [each["setup"] for each in DECISIONS.values() if each["setup"] not in code]:
         raise Problem(f"tools/measure/setups.py advises setups that no recorded test holds: {', '.join(lost)}")
     rows = [
-        [show.with_code(setting), f"<pre>{html.escape(code[setup])}</pre>", *map(show.with_code, words)]
-        for setting, setup, *words in DECISIONS
+        [show.with_code(setting), f"<pre>{html.escape(code[each['setup']])}</pre>", show.with_code(each["known"])]
+        for setting, each in DECISIONS.items()
     ]
-    head = ["your setting", "write", "cost", "what it does not do"]
-    table = show.table("The line to write, by setting. A bad batch has a NaN that the loss ignores.", head, rows)
+    caption = "The line to write, by setting. A bad batch has a NaN that the loss ignores."
+    table = show.table(caption, ["your setting", "write", "cost and limits"], rows, stack=True)
     return prose(table, kind="zn-setups zn-decisions")

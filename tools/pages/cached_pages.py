@@ -44,7 +44,8 @@ def _use_outputs(app: Sphinx, config: Config) -> None:
     # If this setting changes, Sphinx reads every page again. This is needed if the outputs may have changed, the code
     # that draws pages, or a measurement that pages show.
     project = checkout(app)
-    drawn = [*Path(__file__).parents[1].rglob("*.py"), *(project.results / "measured").glob("*.json")]
+    tools = Path(__file__).parents[1]
+    drawn = [*tools.rglob("*.py"), *tools.rglob("*.toml"), *(project.results / "measured").glob("*.json")]
     config["zero_or_nan_drawn_from"] = digest(fingerprint(project), *(path.read_bytes() for path in sorted(drawn)))
     # A plain `jupyter-book build .` does not collect claims, so it must stop at the first claim that does not hold.
     os.environ["ZERO_OR_NAN_CLAIMS"] = "raise"

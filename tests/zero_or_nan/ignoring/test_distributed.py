@@ -66,6 +66,11 @@ def ddp_compiled_with_a_graph_for_each_bucket(net):
     return torch.compile(ddp(net, bucket_cap_mb=1e-5), backend="aot_eager")
 
 
+def ddp_by_inductor(net):
+    ignoring.follow_compiled()
+    return ddp(torch.compile(net))
+
+
 def fsdp1(net, **options):
     return fsdp.FullyShardedDataParallel(net, device_id=torch.device("cpu"), **options)
 
@@ -114,10 +119,12 @@ def trained(auto, make, x):
     found = []
     for step in range(2):
         optimizer.zero_grad()
-        if step == 1 and make is ddp:  # gradients accumulate without a reduction first
-            with model.no_sync():
-                auto.backward(torch.where(used, model(x).square(), 0.0).sum())
-        auto.backward(torch.where(used, model(x).square(), 0.0).sum())
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            if step == 1 and make is ddp:  # gradients accumulate without a reduction first
+                with model.no_sync():
+                    auto.backward(torch.where(used, model(x).square(), 0.0).sum())
+            loss = torch.where(used, model(x).square(), 0.0).sum()
+        auto.backward(loss)
         found += [copy_of(parameter.grad) for parameter in model.parameters()]
         optimizer.step()
     return [*found, *map(copy_of, model.parameters())]
@@ -137,10 +144,11 @@ def compared(make, x, plain, same):
 
 
 def close(a, b):
-    return torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+    return torch.allclose(a, b, rtol=1e-2 if half else 1e-5, atol=1e-3 if half else 1e-6)
 
 
 for name in setups:
+    half = name == "ddp_by_inductor"  # bfloat16
     make, replicated = globals()[name], name in ("tensor_parallel", "distributed_tensors")
     torch.manual_seed(1 if replicated else 1 + rank)
     good = torch.randn(4, 4)
@@ -170,6 +178,12 @@ COMPILED_DDP = pytest.mark.setup(
     'model = DistributedDataParallel(torch.compile(model, backend="aot_eager"))\nloss = loss_of(model, rows)\n'
     "ignoring.backward(loss)",
     "You may also compile the `DistributedDataParallel` itself, with a graph for each bucket.",
+)
+INDUCTOR_DDP = pytest.mark.setup(
+    "DistributedDataParallel with inductor, in bf16",
+    "ignoring.follow_compiled()\nmodel = DistributedDataParallel(torch.compile(model))\n"
+    "with torch.autocast(device, torch.bfloat16):\n    loss = loss_of(model, rows)\nignoring.backward(loss)",
+    "Call `follow_compiled` before you compile. The test trains on two processes on a CPU.",
 )
 FSDP1 = pytest.mark.setup(
     "FSDP1", "model = FullyShardedDataParallel(model)\nignoring.backward(loss)",
@@ -213,3 +227,12 @@ def test_a_parallel_model_trains_as_in_plain_pytorch(results, setup, rows):
     if results[0][setup] is None:
         pytest.skip("this PyTorch can't do it on the CPU")
     assert [rank[setup][rows] for rank in results] == [[True, []], [True, []]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # each process compiles for a minute, and longer on a busy machine
+@INDUCTOR_DDP
+def test_a_model_of_inductor_trains_as_in_plain_pytorch(tmp_path, monkeypatch, unmarked, inductor):
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    for rank in results_of_two(SCRIPT, tmp_path / "store", ["ddp_by_inductor"], "ddp_by_inductor", timeout=380):
+        assert rank["ddp_by_inductor"] == dict.fromkeys(rank["ddp_by_inductor"], [True, []])

@@ -236,3 +236,39 @@ def test_accelerate(ignoring, rows, accelerate, scaled):
             optimizer.step()
             optimizer.zero_grad()
     return [*gradients, *state(model, kept)]
+
+
+@pytest.mark.setup(
+    "Hugging Face's Trainer, also with `bf16=True`",
+    "trainer = Trainer(model, arguments, train_dataset=data)\ntrainer.accelerator.backward = ignoring.backward\n"
+    "trainer.train()",
+    "Not with `fp16=True`, because the replaced method also scales the loss, nor with DeepSpeed. Tested on CPUs.",
+)
+@pytest.mark.parametrize("half", [True, False])
+def test_the_trainer_of_hugging_face(accelerate, tmp_path, half):
+    pytest.importorskip("transformers")
+    from transformers import Trainer, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = network()
+
+        def forward(self, rows):
+            return {"loss": loss_of(self.body, rows)}
+
+    def train(ignoring, rows):
+        model, data = Model(), [{"rows": row} for part in rows.chunk(3) * STEPS for row in part]
+        arguments = TrainingArguments(
+            str(tmp_path), bf16=half, use_cpu=True, per_device_train_batch_size=len(rows) // 3, num_train_epochs=1,
+            gradient_accumulation_steps=3, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant", report_to=[],
+            save_strategy="no", logging_strategy="no", train_sampling_strategy="sequential", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Trainer(model, arguments, train_dataset=data)
+        trainer.accelerator.backward = ignoring.backward
+        if ignoring is torch.autograd:
+            del trainer.accelerator.backward
+        trainer.train()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    compare(train, rtol=1e-2 if half else 1e-5, atol=1e-3 if half else 1e-6)
