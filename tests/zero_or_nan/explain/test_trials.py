@@ -103,7 +103,57 @@ WRITTEN = {
         "s = layer(x.half() + 3)\nloss = (s.float() * 1e-6).square().sum()",
         "\ns = layer.float()((x.half() + 3).float())", "1.8e-3 * (x.sum(1, keepdim=True) + 6).expand(2, 2)",
     ),
+    # Autocast computes a product of half precision in float32, and leaves float64 alone.
+    "the autocast that the calls had": (
+        [[1.0]], "with torch.autocast('cpu', dtype=torch.bfloat16):\n    q = F.linear(x, torch.full((12, 1), 1e-5))\n"
+        "    loss = torch.prod(q).log()", "\nq = F.linear(x.double(), torch.full((12, 1), 1e-05).double())",
+        "x * 0 + 12",
+    ),
+    "all that a function reads": (
+        [[2.0]], "def attend(q, k, v):\n    kv = k.T @ v\n    z = 1 / (q @ k.sum(0))\n"
+        "    return (q @ kv) * z[:, None]\nk = torch.full((3000, 1), 30.0).half()\n"
+        "loss = attend(k[:2] / 60, k, x.expand(3000, 1)).float().sum()",
+        "\nk, q, v = k.float(), q.float(), v.float()\nkv = k.T @ v", "x", HALF,
+    ),
+    "a line of another function": (
+        [1e-30], "def power(a):\n    return a * a\nloss = power(x).sum().reciprocal().log()",
+        "\nreturn a.double() * a.double()",
+    ),
+    "a mask that leaves out the same": (
+        [1.0, 2.0], "m = torch.tensor(-1e9)\nm = m.to(x.dtype)\nloss = (x + m * torch.tensor([0, 1])).softmax(0)[0]",
+        "What follows is exact. Tried on your numbers: value -65504, gradient 0\nm = m.clamp(torch.finfo(",
+        "x * 0", HALF,
+    ),
     # Somebody has to choose.
+    "-inf and -inf": (
+        [1.0], "loss = torch.logaddexp(torch.logaddexp(x * 0 - torch.inf, x - torch.inf), x).sum()",
+        "value -inf, gradient 0\n", "x * 0 + 1",
+    ),
+    "a row of -inf": (
+        [1.0, 2.0], "loss = torch.stack([x - torch.inf, x]).logsumexp(1).logsumexp(0)", "value -inf, gradient 0\n",
+        "x.softmax(0)",
+    ),
+    "a class without smoothing": (
+        [[1.0, 2.0, 0.5]], "s = x.masked_fill(torch.tensor([False, False, True]), -torch.inf)\n"
+        "loss = F.cross_entropy(s, torch.tensor([0]), label_smoothing=0.1)", "gets no part of the smoothing. ",
+        "torch.tensor([[-0.673357, 0.673357, 0]])",
+    ),
+    "a negative number": (
+        [0.5, 2.0], "loss = (x - 1).log().sum()", ".log().sum()\n# a negative number has no logarithm",
+        "x / 2 * (x > 1)",
+    ),
+    "a negative base": (
+        [0.5, 2.0], "loss = ((x - 1) ** 2.3).sum()", "\nloss = ((x - 1).clamp_min(1e-8) ** 2.3).sum()\n# a negative",
+        "2.3 * (x > 1)",
+    ),
+    "a negative rate": (
+        [-0.5, 2.0], "loss = F.poisson_nll_loss(x, torch.ones(2), log_input=False, reduction='sum')",
+        "\nloss = F.poisson_nll_loss(x.clamp_min(1e-8), torch.ones(2), log_input=False", "x / 4 * (x > 1)",
+    ),
+    "a negative target": (
+        [0.5, 2.0], "loss = F.kl_div(x, torch.tensor([1.25, -0.25]), reduction='sum')",
+        "\nloss = F.kl_div(x, torch.tensor([1.25, -0.25]).clamp_min(0), reduction=", "-1.25 * (x < 1)",
+    ),
     "length": (
         LENGTHS, "loss = (x**2).sum(-1).sqrt().sum()", "\n# a choice: the slope of a length of 0 is 0. ",
         "torch.tensor([[0, 0], [0.6, 0.8]])",
@@ -268,11 +318,6 @@ ADVICE = {  # as above, where no line of the program is replaced
     "another module contains this one": (
         [[1.0, 2.0]], "net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 1)).half()\n"
         "net[1].weight.data[:] = 6e4\ns = net(x.half())\nloss = (s.float() * 1e-6).square().sum()", NOT_IN_FLOAT32,
-    ),
-    # Autocast computes a product of half precision in float32.
-    "the autocast that the calls had": (
-        [[1.0]], "with torch.autocast('cpu', dtype=torch.bfloat16):\n    q = F.linear(x, torch.full((12, 1), 1e-5))\n"
-        "    loss = torch.prod(q).log()", "prod in line 6 is 1e-60",
     ),
     "an operand that means another tensor": (
         [-200.0], "y = x * 1\ny = torch.sigmoid(y)\ny.log().sum().backward()",

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...functions.numerics import numerics_of
 from ...functions.rewrites import REWRITES, Rewrite, function_in, operands_in
 from ..births.arithmetic import number
 from ..births.call import Call, arranged, in_order
@@ -29,7 +30,7 @@ from ..births.findings import Mistakes
 from ..program.rerun import extra, without_side_effects
 from ..program.source import Expression, can_come_before, expression_at, free_name, has_functional, is_rebound
 from ..program.tensors import are_finite, not_finite, tensors_in
-from .exact import CLOSE, Lost, Outcome, cured, exactly, lost_on_the_way, measured, outcome
+from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, lost_on_the_way, measured, outcome
 from .remedies import BEYOND, EPSILON, GROWTH
 from .widening import constant_lost, floor_under, larger_constant, widened
 
@@ -120,7 +121,7 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
     near = chains[-1 - AFTER :]
-    found = [each for chain in near for each in tried(chain, near, lost)]
+    found = [each for chain in near for each in tried(chain, chains, lost)]
     best = next((each for each in found if not each.is_bound), None)
     if best is not None:
         if best.beyond and best.is_whole and lost is None:
@@ -191,7 +192,7 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
     try:
         before = outcome(chain.run(given=given), given)
         exact, _, in_float64 = exactly(chain, before, given)
-        beyond = ""
+        exact, beyond = exact.defined() if rewrite.choice else exact, ""
         if not rewrite.choice and are_finite([*given.values()]):
             wide = _by_rewrite(rewrite, names, chain, given, torch.float64)
             exact = exact.filled(outcome(wide))
@@ -200,19 +201,26 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
         after = outcome(rewritten)
         if before.is_finite:
             return None  # it does not fail by itself: what arrived in backward was too large
+        kept = after.value
+        if numerics_of(chain.call.name).ignores_infinity:  # it has the value -inf, and only its slope is to be chosen
+            after = Outcome(after.value.masked_fill((kept == before.value) & kept.isinf(), 0), after.gradients)
+        is_harmless = False
         is_exact = after.value.shape == before.value.shape and _agrees(after, before, exact, False)
         if not is_exact:
             may_choose = rewrite.choice and (lost is None or not lost.fits or exact.is_finite)
             if not may_choose or after.value.shape != before.value.shape or not _agrees(after, before, exact, True):
                 return None
-            if not all(_keeps(later, chain.call, after.value) for later in chains) or not _is_limit(chain, after.value):
+            is_harmless = lost is not None and not lost.fits and _gives_the_exact_end(rewrite, chain.call, chains)
+            if not is_harmless and not all(_keeps(later, chain.call, kept) for later in chains):
+                return None
+            if not _is_limit(chain, kept):
                 return None
         for seed in range(_ORDINARY):
             numbers = ordinary(given, seed)
             if seed % 2:  # sqrt(1 - exp(x)) exists for negative x alone
                 floats = [key for key, each in numbers.items() if each.is_floating_point()]
                 numbers |= {key: numbers[key].copysign(given[key]) for key in floats}
-            program = outcome(chain.run(torch.float64, numbers), numbers)
+            program = outcome(chain.run(torch.float64, numbers), numbers).defined()
             once_more = _by_rewrite(rewrite, names, chain, numbers, torch.float64)
             if not _is_near(outcome(once_more), program):
                 return None
@@ -220,9 +228,9 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
         return None
     return Tried(
         *line_of(rewrite, match),
-        "" if is_exact else rewrite.choice,
+        "" if is_exact else f"{rewrite.choice}. What follows is exact" if is_harmless else rewrite.choice,
         *measured(before, rewritten),
-        not is_exact and lost is not None and not lost.fits,
+        not (is_exact or is_harmless) and lost is not None and not lost.fits,
         beyond,
         chain.call.is_again(chains[-1].call),
     )
@@ -237,6 +245,36 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
     known = torch.isfinite(exact.to(now.dtype))
     close = max(CLOSE.get(tensor.dtype, 1e-4) for tensor in (now, value))  # what follows half may be float32
     return bool(torch.allclose(now[known].double(), exact[known], rtol=close))
+
+
+def _gives_the_exact_end(rewrite: Rewrite, call: Call, chains: Sequence[Chain]) -> bool:
+    """Whether the last result that the dtype has room for, and its gradients, are exact with a rewrite of a call.
+
+    A mask of -65504 leaves out the same elements as the mask of -1e9 that float16 has no room for.
+    """
+    for later in chains:
+        before = outcome(later.run())
+        exact = exactly(later, before).found
+        if not later.call.is_again(call) and exists(before, exact):
+            changed = _with_rewrite(later, rewrite, call)
+            return changed is not None and _agrees(outcome(changed.run()), before, exact, False)
+    return False
+
+
+def _with_rewrite(chain: Chain, rewrite: Rewrite, call: Call) -> Chain | None:
+    """The chain with a rewrite in place of a call in it; None if the rewrite does not fit there."""
+    again = next((each for each in chain.calls() if each.is_again(call)), None)
+    match = next(matches(rewrite.pattern, again, chain, Match({}, ())), None)
+    if match is None:
+        return None
+    tensors = {name: thing for name, thing in match.names.items() if isinstance(thing, Tensor)}
+    names: dict[str, Any] = {"torch": torch, "F": F, **match.names}
+
+    def written(*values: Tensor) -> Any:
+        return eval(rewrite.code, names | dict(zip(tensors, values, strict=True)))
+
+    put = again._replace(func=written, args=tuple(tensors.values()), kwargs={}) if again is not None else None
+    return chain.with_calls(lambda each: put if put is not None and each is again else each)
 
 
 def _is_limit(chain: Chain, value: Tensor) -> bool:
@@ -272,6 +310,8 @@ def _by_rewrite(
         run.take(key, tensor, dtype, key in chain.wanted)
     with without_side_effects(), torch.enable_grad():
         values = {name: run.values.get(id(thing), thing) for name, thing in names.items()}
+        for name, thing in names.items() if dtype is not None else ():
+            values[name] = dtype if isinstance(thing, torch.dtype) and thing.is_floating_point else values[name]
         run.result = eval(rewrite.code, {"torch": torch, "F": F}, values)
     return run
 
