@@ -211,7 +211,8 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
             if not may_choose or after.value.shape != before.value.shape or not _agrees(after, before, exact, True):
                 return None
             is_harmless = lost is not None and not lost.fits and _gives_the_exact_end(rewrite, chain.call, chains)
-            if not is_harmless and not all(_keeps(later, chain.call, kept) for later in chains):
+            near = chains[-1 - AFTER :]
+            if not is_harmless and not all(_keeps(later, chain.call, kept) for later in near):
                 return None
             if not _is_limit(chain, kept):
                 return None
