@@ -64,6 +64,25 @@ class Chain:
         made = {key: (tensor, change(call)) for key, (tensor, call) in self.made.items()}
         return replace(self, call=change(self.call), made=made)
 
+    def through(
+        self, tensors: Mapping[int, Tensor], function: Callable[[Tensor], Tensor], takes: Callable[[Call], Any]
+    ) -> Chain:
+        """The chain with a function of some tensors, by identity, in their place, as operands of some calls."""
+        results = {key: function(tensor) for key, tensor in tensors.items()}
+
+        def changed(call: Call) -> Call:
+            args, kwargs = call.args, dict(call.kwargs)
+            if takes(call):
+                args, kwargs = tree_map_only(Tensor, lambda each: results.get(id(each), each), (args, kwargs))
+            return call._replace(args=args, kwargs=kwargs)
+
+        chain = self.with_calls(changed)
+        put = {
+            id(results[key]): (results[key], Call(function, "", self.call.place, (tensor,)))
+            for key, tensor in tensors.items()
+        }
+        return replace(chain, made={**chain.made, **put})
+
     def checked(self) -> Chain:
         """The chain without calls that do not give, run again, what they gave."""
         made = {key: pair for key, pair in self.made.items() if _gives(pair[1], pair[0])}

@@ -15,7 +15,6 @@ import contextlib
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import CodeType
 from typing import NamedTuple
 
@@ -143,20 +142,8 @@ def _is_inside(call: Call, first: Call, is_from_here: bool) -> bool:
 
 def _with_wide(chain: Chain, first: Call, dtype: torch.dtype, is_from_here: bool) -> Chain:
     """The chain with conversions of these tensors in front of the calls that take them."""
-    given = _converted(chain, first, dtype, is_from_here)
-    wide = {key: tensor.to(dtype) for key, tensor in given.items()}
-
-    def widened(call: Call) -> Call:
-        if not _is_inside(call, first, is_from_here):
-            return call
-        args, kwargs = tree_map_only(Tensor, lambda each: wide.get(id(each), each), (call.args, dict(call.kwargs)))
-        return call._replace(args=args, kwargs=kwargs)
-
-    conversions = {
-        id(wide[key]): (wide[key], Call(Tensor.to, "to", first.place, (each, dtype))) for key, each in given.items()
-    }
-    changed = chain.with_calls(widened)
-    return replace(changed, made=conversions | changed.made)
+    wide = _converted(chain, first, dtype, is_from_here)
+    return chain.through(wide, lambda each: each.to(dtype), lambda call: _is_inside(call, first, is_from_here))
 
 
 def _operands_converted(chains: Sequence[Chain], first: Call, dtype: torch.dtype) -> _Written | None:
