@@ -172,6 +172,14 @@ WRITTEN = {
         LENGTHS, "n = (x.mul(1) ** 2).sum(-1)\nloss = n.sqrt().sum()",
         "\nloss = torch.where(n == 0, 0, torch.where(n == 0, 1, n).sqrt()).sum()", "torch.tensor([[0, 0], [0.6, 0.8]])",
     ),
+    "in place": (
+        LENGTHS, "n = x.detach() * 1\nn.div_(n.norm(dim=1, keepdim=True))\nloss = (n * x).sum()",
+        "\nb = n.norm(dim=1, keepdim=True)\nn.copy_(torch.where(b == 0, 0, n / ", "torch.tensor([[0, 0], [0.6, 0.8]])",
+    ),
+    "of a pass before": (
+        [1.0], "r = torch.zeros(1) / torch.zeros(1)\n(x * 1).sum().backward()\nloss = (x * r).sum()\nloss.backward()",
+        "\n# a choice: a / 0 is 0", "x * 0 + 1",
+    ),
     "a / 0": (
         [0.0, 2.0], "loss = (x / torch.tensor([0.0, 4.0])).sum()", "\n# a choice: a / 0 is 0", "torch.tensor([0, 0.25])"
     ),

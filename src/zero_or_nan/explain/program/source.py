@@ -59,6 +59,13 @@ class Expression(NamedTuple):
         is_alone = begins and after[:1] in ("", ")", ",")
         return f"{before}{code if is_alone else closed(code)}{after}"
 
+    def overwrites(self) -> str | None:
+        """The tensor that a method in place overwrites, as text; None if the call is none."""
+        called = self.node.func if isinstance(self.node, ast.Call) else None
+        is_one = isinstance(called, ast.Attribute) and re.search(r"[^_]_$", called.attr) is not None
+        owner = ast.unparse(called.value) if is_one and isinstance(called, ast.Attribute) else ""
+        return owner if is_one and self.operands()[:1] == [owner] else None
+
     def operands(self) -> list[str]:
         """The operands in the order of the function's parameters, as text. Those with a keyword are left out."""
         node = self.node

@@ -87,13 +87,21 @@ def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
     if not has_functional(call.place):
         source = re.sub(r"\bF\.", "torch.nn.functional.", source)
     code = _short(ast.unparse(_Named(written).visit(ast.parse(source, mode="eval").body)))
+    owner = None if expression is None else expression.overwrites()
+    if owner is not None:
+        code = f"{owner}.copy_({code})"
     if expression is not None and expression.is_whole and not unknown:
         return "\n".join([*before, expression.replaced_by(code)]), call.place.line
-    where = [
-        f"# {written[name]} is an operand of {of.name} in line {of.place.line}"
-        for name, (of, _) in _uses(unknown, match)
-    ]
-    return "\n".join([f"# in place of {call.name} in line {call.place.line}", *where, *before, code]), None
+    if expression is None:
+        names_of_operands = " and ".join(written[name] for name in unknown)
+        head = [f"# in place of {call.name}, in code that line {call.place.line} calls: {names_of_operands} go in"]
+    else:
+        head = [f"# in place of {call.name} in line {call.place.line}"]
+        head += [
+            f"# {written[name]} is an operand of {of.name} in line {of.place.line}"
+            for name, (of, _) in _uses(unknown, match)
+        ]
+    return "\n".join([*head, *before, code]), None
 
 
 def _texts(names: Sequence[str], match: Match, last: Expression) -> dict[str, str]:

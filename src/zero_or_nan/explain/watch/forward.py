@@ -435,7 +435,7 @@ class Forward(OnStack):
                 birth = newborn(call, result.tensor, part, result.at, split.change)
                 birth.made_of = split.made_of
                 birth.half = found[0][0] if found else None
-                self.findings.history.note_birth(birth, self.findings.history.of(result.tensor))
+                self.findings.history.note_birth(birth, call, result.tensor)
                 found.append((self.findings.births.known(birth), part))
         return found
 
