@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from zero_or_nan import explain
-from zero_or_nan.explain.births.arithmetic import number
 from zero_or_nan.explain.report import trial
 from zero_or_nan.functions.rewrites import REWRITES, Rewrite, function_in
 
@@ -110,6 +109,10 @@ WRITTEN = {
         "    loss = torch.prod(q).log()", "\nq = F.linear(x.double(), torch.full((12, 1), 1e-05).double())",
         "x * 0 + 12",
     ),
+    "behind a view": (
+        [[1.0, 2.0]], "with torch.autocast('cpu', dtype=torch.float16):\n    q = x * 300\n"
+        "    s = (\n        q @ q.T\n    )\nloss = (s * 1e-6).sum()", "\nq = x.double() * 300", "0.18 * x",
+    ),
     "all that a function reads": (
         [[2.0]], "def attend(q, k, v):\n    kv = k.T @ v\n    z = 1 / (q @ k.sum(0))\n"
         "    return (q @ kv) * z[:, None]\nk = torch.full((3000, 1), 30.0).half()\n"
@@ -133,6 +136,17 @@ WRITTEN = {
     "a limit of what another line made": (
         [1.0], "a = torch.acos(x.detach())\nw = x * torch.sin(0.75 * a) / torch.sin(a)\nloss = w.sum()",
         "\na = torch.acos(x.detach()).clamp_min(1e-6)", "x * 0.75",
+    ),
+    # Vectors of equal values have no slope, but a loss may have one.
+    "the nearest rotation": (
+        [[2.0, 0.0], [0.0, 2.0]], "u, _, v = torch.linalg.svd(x)\n"
+        "loss = (u @ v * torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sum()",
+        "\nu, _, v = torch.linalg.svd(x.double() + 1e-8 * torch.randn_like(x, dtype=torch.float64))",
+        "torch.tensor([[0, -0.25], [0.25, 0]])",
+    ),
+    "a function of a matrix": (
+        [[2.0, 0.0], [0.0, 2.0]], "s, v = torch.linalg.eigh(x)\nloss = (v @ s.log().diag() @ v.transpose(0, 1)).sum()",
+        "\ns, v = torch.linalg.eigh(x.double() + 1e-8 * ", "x * 0 + 0.5",
     ),
     # Somebody has to choose.
     "-inf and -inf": (
@@ -275,7 +289,7 @@ def test_what_is_written_gives_the_right_gradient_and_changes_no_other_variable(
         assert says in f"{origin.kind} {origin.exact}\n{origin.remedy}", origin
         before, after = program.run(), program.paste(origin)
         for key, value in before.items():
-            is_kept = key != "loss" and not re.search("in float64:|the limit", origin.remedy)
+            is_kept = key != "loss" and not re.search("in float64[:,]|the limit", origin.remedy)
             if is_kept and isinstance(value, torch.Tensor) and value.isfinite().all():
                 assert after[key].dtype is value.dtype and torch.equal(after[key], value), key
         program.write(numbers, lines, "float64")
@@ -330,13 +344,12 @@ ADVICE = {  # as above, where no line of the program is replaced
     "it leaves float16 once more": (
         [2.0], "s = x.half() * 4e4\nt = s * 2\nloss = t.to(torch.float16).sum() / 2", BOUND
     ),
-    "a line that is a part of a statement": (
-        [[1.0, 2.0]], "with torch.autocast('cpu', dtype=torch.float16):\n    q = x * 300\n"
-        "    s = (\n        q @ q.T\n    )\nloss = (s * 1e-6).sum()", NOT_IN_FLOAT32,
-    ),
     "another module contains this one": (
         [[1.0, 2.0]], "net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 1)).half()\n"
         "net[1].weight.data[:] = 6e4\ns = net(x.half())\nloss = (s.float() * 1e-6).square().sum()", NOT_IN_FLOAT32,
+    ),
+    "a loss of the vectors themselves": (
+        [[2.0, 0.0], [0.0, 2.0]], "u, _, _ = torch.linalg.svd(x)\nloss = u[0, 1] + u[0, 0]", "svdvals(x)"
     ),
     "an operand that means another tensor": (
         [-200.0], "y = x * 1\ny = torch.sigmoid(y)\ny.log().sum().backward()",
@@ -378,96 +391,6 @@ def test_where_no_line_is_right_none_is_written(program, name):
     numbers, lines, says = ADVICE[name]
     (origin, *_) = program.origins(numbers, lines)
     assert origin.replaces is None and says in f"{origin.kind} {origin.exact}\n{origin.remedy}", origin
-
-
-PREDICTED = "y = torch.tensor([0.5, torch.nan, 0.25, 0.75])\np = x * 1\n"
-KNOWN = f"{PREDICTED}p, y = p[[0, 2, 3]].double(), y[[0, 2, 3]].double()\n"
-WITHOUT_GRADIENT = "e = (torch.where(y.isnan(), p.detach(), p) - y) ** 2"
-GAPS = {  # lines with a target y that has NaN, the line that is written, and the loss by the rows that are known
-    "in two lines, with weights": (
-        "w = torch.arange(4.0)\nloss = (w * (p - y).abs()).sum() / w.sum()",
-        "loss = (w[known] * (p[known] - y[known]).abs()).sum() / w[known].sum()",
-        "((p - y).abs() * torch.tensor([0.0, 2.0, 3.0])).sum() / 5",
-    ),
-    "a module, and a call in its line": (
-        "class Own:\n    loss = torch.nn.HuberLoss()\nloss = Own.loss(x * 1, y.view(4))",
-        "loss = Own.loss((x * 1)[known], target[known])", "((p - y) ** 2 / 2).mean()",
-    ),
-    "a number of elements that stays": (
-        "loss = ((p - y) ** 2).sum() / len(y)", "loss = ((p[known] - y[known]) ** 2).sum() / len(y)",
-        "((p - y) ** 2).sum() / 4",
-    ),
-    "classes": (
-        "y = torch.stack([y, 1 - y], 1)\nq = torch.stack([p, -p], 1)\nloss = F.cross_entropy(q, y)",
-        "loss = F.cross_entropy(q[known], y[known])",
-        "-(y * F.logsigmoid(2 * p) + (1 - y) * F.logsigmoid(-2 * p)).mean()",
-    ),
-    # The program drops the NaN after the comparison. The line that is written gives the gradient that `ignoring` gives.
-    "selected in its line": (
-        "loss = F.mse_loss(p, y.view(4), reduction='none')[~y.isnan()].sum() / len(y)",
-        "loss = F.mse_loss(p[known], target[known], reduction='none').sum() / len(y)", "",
-    ),
-    "with weights": (
-        "w = torch.arange(4.0)\nloss = (w * (p - y) ** 2).nansum()",
-        "loss = (w[known] * (p[known] - y[known]) ** 2).nansum()", "",
-    ),
-    "selected later": ("e = (p - y) ** 2\nloss = e[~y.isnan()].mean()", WITHOUT_GRADIENT, ""),
-    "with a number of all": ("e = (p - y) ** 2\nloss = e.nansum() / len(e)", WITHOUT_GRADIENT, ""),
-    "counted as 0": (
-        "loss = F.mse_loss(p, y, reduction='none').nan_to_num(0).mean()",
-        "loss = F.mse_loss(torch.where(y.isnan(), p.detach(), p), y, reduction='none').nan_to_num(0).mean()", "",
-    ),
-    "the mean of all": (
-        "loss = torch.where(y.isnan(), 0, (p - y) ** 2).mean()",
-        "loss = torch.where(y.isnan(), 0, (p - torch.where(y.isnan(), 0, y)) ** 2).mean()", "",
-    ),
-}  # fmt: skip
-NUMBERS = [0.1, 0.2, 0.3, 0.4]
-
-
-@pytest.mark.parametrize("name", GAPS)
-def test_a_target_with_gaps_is_compared_where_it_is_known(program, name):
-    lines, line, right = GAPS[name]
-    (origin,) = program.origins(NUMBERS, PREDICTED + lines)
-    assert f"\n{line}\n" in f"{origin.remedy}\n" and "two-penguins" in origin.chapter, origin
-    after = program.paste(origin)
-    if right:
-        assert origin.kind == "bad input" and f"value {number(after['loss'].item())}," in origin.remedy, origin
-        program.write(NUMBERS, f"{KNOWN}loss = {right}")
-    else:
-        assert origin.kind == "contaminated" and origin.remedy.index(line) < origin.remedy.index("ignoring"), origin
-        program.write(NUMBERS, f"{PREDICTED}{lines}\nfrom zero_or_nan import ignoring\nignoring.backward(loss)")
-    found, expected = ([names["loss"], names["x"].grad] for names in (after, program.run()))
-    torch.testing.assert_close(found, expected, check_dtype=False)
-
-
-TARGET, DATA = "in a target", "good = torch.isfinite("
-NO_GAPS = {
-    "loss = (p - y).var()": TARGET,
-    "loss = (p.view(2, 2) - y.view(2, 2)).abs().mean(0).sum()": TARGET,
-    "d = p.view(2, 2) - y.view(2, 2)\nloss = d.abs().mean()\nlog = d.mean(0)": TARGET,
-    "loss = sum(F.mse_loss(q, t) for q, t in [(p, y)])": TARGET,
-    "loss = (\n    F.mse_loss(p, y)\n)": TARGET,
-    "loss = F.mse_loss(y * x, torch.ones(4))": DATA,
-    "loss = F.mse_loss(torch.cumsum(y, 0) * x, y)": DATA,
-    "y = y.nan_to_num(torch.inf)\nloss = F.mse_loss(p, y)": DATA,
-    # The gradient of s is 0 × NaN, too, and to leave the gaps out is another mean.
-    "s = torch.ones((), requires_grad=True)\nloss = (s * (p - y) ** 2).nan_to_num(0).mean()": "ignoring.backward(loss)",
-}
-
-
-@pytest.mark.parametrize("lines", NO_GAPS)
-def test_elements_that_have_no_loss_of_their_own_are_not_left_out(program, lines):
-    (origin, *_) = program.origins(NUMBERS, PREDICTED + lines)
-    assert origin.replaces is None and NO_GAPS[lines] in origin.remedy, origin
-
-
-def test_each_origin_of_a_program_has_its_own_line_and_number(program):
-    lines = "t = torch.tensor([torch.nan, 1, 1, 1])\none = F.mse_loss(p, y)\nloss = one + F.l1_loss(p, t)"
-    found = [each.remedy.splitlines()[-1] for each in program.origins(NUMBERS, PREDICTED + lines)]
-    assert found == ["one = F.mse_loss(p[known], y[known])", "loss = one + F.l1_loss(p[known], t[known])"]
-    _, origin = program.origins([100.0, 1.0], "y = x.exp() * 2\nz = y * 3e38\nz.sum().backward()")
-    assert origin.exact == "and its exact value is 1.63097e39: float32 ends at 3.4e38", "not of the other element"
 
 
 def test_calls_that_refuse_to_run_again_get_advice(program, monkeypatch):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...ignoring.inside import tree_map, tree_map_only
+from ..program.code import place_at
 from ..program.rerun import on_copies, rerun, without_side_effects
 from ..program.tensors import node_of
 from .call import Call
@@ -173,8 +174,11 @@ def chain_of(call: Call, has_gradient: bool, computed_by: Callable[[Tensor], Cal
                 chain.wanted.add(id(copy))
             is_leaf = tensor.requires_grad and node_of(tensor) is None
             before = computed_by(tensor) if depth and not is_leaf else None
+            base = tensor._base
             if before is not None:
                 chain.made[id(copy)] = copy, of(before, depth - 1)
+            elif depth and base is not None and computed_by(base) is not None:
+                chain.made[id(copy)] = copy, of(_view(tensor, base), depth)
         return detached[id(tensor)]
 
     def of(call: Call, depth: int) -> Call:
@@ -184,6 +188,12 @@ def chain_of(call: Call, has_gradient: bool, computed_by: Callable[[Tensor], Cal
 
     chain.call = of(call, DEPTH)
     return chain
+
+
+def _view(tensor: Tensor, base: Tensor) -> Call:
+    """A call that gives a view of a tensor. The calls of views are not kept, because they compute nothing."""
+    form = tensor.size(), tensor.stride(), tensor.storage_offset()
+    return Call(torch.as_strided, "as_strided", place_at("", 0, "", None), (base, *form))
 
 
 def _gives(call: Call, result: Tensor) -> bool:

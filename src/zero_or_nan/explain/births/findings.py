@@ -26,13 +26,14 @@ from ...ignoring.inside import (
     home,
     hooks_of,
     is_pytorchs,
+    is_wrapped,
     never_traced,
     saved_tensors,
     saw,
 )
 from ..program.code import Place, is_recomputed, printable
 from ..program.tensors import address, bad_numbers_of, memory, node_of, tensors_in
-from .call import Call
+from .call import Call, casts_on
 from .chain import DEPTH, Chain, chain_of
 from .provenance import Birth, Provenance, Provenances, all_births
 
@@ -182,6 +183,19 @@ class History:
         while len(self._steps) > MOST_CALLS or self._bytes > MOST_BYTES:
             self._drop(next(iter(self._steps)))
 
+    def note_results(self, call: Call, result: Any) -> None:
+        """Keep a call that computes, if its result is one tensor, or vectors that equal values leave open."""
+        known = call.plan.numerics  # `plan` would keep the tensors that the functions below hold
+        calls = [(call, result)] if type(result) is Tensor and known.makes == "numbers" else []
+        if known.is_open and not calls:
+            calls = [
+                (call._replace(func=lambda *args, at=at, **more: call.func(*args, **more)[at]), tensor)
+                for at, tensor in enumerate(tensors_in(result))
+            ]
+        for each, tensor in calls:
+            if tensor.is_floating_point() and not is_wrapped(tensor):
+                self.note(each._replace(casts=casts_on(tensor.device.type)), tensor, node_of(tensor))
+
     def _drop(self, key: int) -> None:
         step = self._steps.pop(key, None)
         if step is not None:
@@ -222,6 +236,8 @@ class History:
     def _chains_from(self, step: Step) -> list[Chain]:
         """A call, and the first that used its result, each with the calls before it. In order of time."""
         steps, results = [*self._steps.values()], {id(step.result())}
+        if numerics_of(step.call.name).is_open:  # one result of several
+            results |= {id(each.result()) for each in steps if each.node is step.node is not None}
         if all(each.call is not step.call for each in steps):  # too many calls came after it, or it is in place
             steps = [step, *(each for each in steps if each.result is not step.result)]
         chains: list[Chain] = []

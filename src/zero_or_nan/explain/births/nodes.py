@@ -242,7 +242,10 @@ class NodeBirths:
                 return births
         if node not in self._events.born:
             entries = new if births and new is not None else bad
-            text, too_large = multiplication(node, arriving, at, entries), is_only_too_large(node, arriving, at, entries)
+            text, too_large = (
+                multiplication(node, arriving, at, entries),
+                is_only_too_large(node, arriving, at, entries),
+            )
             if not text and inside is not None:  # the code of the derivative is the user's own
                 first = inside.first
                 text, too_large = f"{first.operands} in line {first.place.line}", first.too_large

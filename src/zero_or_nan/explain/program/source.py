@@ -171,7 +171,7 @@ def _is_call_of(node: ast.expr, name: str) -> bool:
         return True
     if isinstance(node, ast.Call):
         written = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
-        return numerics_of(written).name.strip("_") == name
+        return numerics_of(written).name.strip("_") in (name, name.removeprefix("linalg_").removeprefix("special_"))
     if isinstance(node, ast.Subscript):
         return name == "getitem"
     return isinstance(node, (ast.BinOp, ast.UnaryOp)) and OPERATORS.get(type(node.op)) == name

@@ -31,6 +31,7 @@ from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, lost_on_the_way
 from .gaps import is_limit, kept_away, ordinary
 from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
+from .vectors import with_other_values
 from .widening import constant_lost, floor_under, larger_constant, widened
 
 MOST_ELEMENTS = 5_000_000
@@ -117,6 +118,9 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
         module: the path of the module that made this call; empty if it is not known.
     """
     failed = chains[-1]
+    if numerics_of(failed.call.name).is_open:
+        line = with_other_values(chains)
+        return NOTHING_TRIED if line is None else Advice(*line)
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
     near = chains[-1 - AFTER :]

@@ -180,7 +180,7 @@ def _names_converted(chains: Sequence[Chain], first: Call, dtype: torch.dtype) -
     return _Written(f"{head}\n{expression.line}", True)
 
 
-_VIEW = re.compile(r"\w+(\.m?[TH])*")
+_VIEW = re.compile(r"\w+(\.m?[TH]|\.t\(\))*")
 """A name, or a view of it that has the same dtype."""
 
 _METHODS = {torch.float64: "double", torch.float32: "float"}
