@@ -96,6 +96,12 @@ def expression_at(place: Place, name: str) -> Expression | None:
     return _expression(place.code, place.instruction, place.line, "" if is_loss else name)
 
 
+def has_call(place: Place, name: str) -> bool:
+    """Whether the line of a call has a call of this function, as far as the line can be read by itself."""
+    tree = _parsed(_without_comment(linecache.getline(place.filename, place.line)).strip())
+    return tree is None or any(_is_call_of(node, name) for node in _calls_in(tree))
+
+
 def expression_of_module(place: Place, path: str) -> Expression | None:
     """The expression that calls a module of PyTorch; None if it calls another module, which contains this one.
 

@@ -132,7 +132,8 @@ def _line(chain: Chain, key: int, step: float) -> tuple[str, str, int] | None:
         return text, expression.replaced_by(closed(text) + bound), call.place.line
     beside = [call for call in chain.calls() if call.is_beside(chain.call)]
     texts = {text for call in beside for thing, text in texts_of(call) if id(thing) == key}
-    line = with_each_in(
-        [expression_at(call.place, call.name) for call in beside], {t: closed(t) + bound for t in texts}
-    )
+    expressions = [expression_at(call.place, call.name) for call in beside]
+    if not all(each is not None and each.is_whole and not each.has_scope for each in expressions):
+        return None
+    line = with_each_in(expressions, {text: closed(text) + bound for text in texts})
     return None if line is None or len(texts) != 1 else (*texts, line, chain.call.place.line)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...functions.rewrites import Rewrite, function_in, operands_in
 from ..births.call import Call, arranged, in_order
 from ..births.chain import Chain
-from ..program.source import Expression, can_come_before, expression_at, free_name, has_functional, is_rebound
+from ..program.source import Expression, can_come_before, expression_at, free_name, has_call, has_functional, is_rebound
 from ..program.tensors import tensors_in
 
 
@@ -92,7 +92,7 @@ def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
         code = f"{owner}.copy_({code})"
     if expression is not None and expression.is_whole and not unknown:
         return "\n".join([*before, expression.replaced_by(code)]), call.place.line
-    if expression is None:
+    if not has_call(call.place, call.name):
         names_of_operands = " and ".join(written[name] for name in unknown)
         head = [f"# in place of {call.name}, in code that line {call.place.line} calls: {names_of_operands} go in"]
     else:

@@ -202,6 +202,8 @@ class Narration:
         alone = replace(birth, place=place._replace(module=None), half=None, made_of=())
         narrated = _Narrated(origin, alone, diagnosis.has_others, birth.number, verdict.kind, advice)
         narrated.advise(advice.situation or _source(birth, role), name)
+        if verdict.is_zero:
+            origin.remedy += "\n# this gradient is 0 everywhere: what it reaches does not learn from this loss"
         return narrated
 
 
