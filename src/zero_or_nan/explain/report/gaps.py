@@ -136,4 +136,6 @@ def _line(chain: Chain, key: int, step: float) -> tuple[str, str, int] | None:
     if not all(each is not None and each.is_whole and not each.has_scope for each in expressions):
         return None
     line = with_each_in(expressions, {text: closed(text) + bound for text in texts})
-    return None if line is None or len(texts) != 1 else (*texts, line, chain.call.place.line)
+    if line is None or len(texts) != 1:
+        return None
+    return texts.pop(), line, chain.call.place.line
