@@ -443,7 +443,11 @@ def step():
     return loss
 """
 AGAIN = {  # two lines, and what the step gives with the remedy in it
-    "the remedy is enough": ("x.sqrt().sum()", "f(w) + 0.5", ": the loss is 0.5, and every gradient is finite"),
+    "the remedy is enough": (
+        "x.sqrt().sum()",
+        "f(w) + w.sum() + 0.5",
+        ": the loss is 0.5, and every gradient is finite",
+    ),
     "another origin": (
         "x.log().sum()",
         "f(w) + (w - 1).sum().asin()",

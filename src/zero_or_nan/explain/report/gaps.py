@@ -105,19 +105,11 @@ def _tried(chain: Chain, before: Outcome, limits: Tensor, tensor: Tensor, step: 
     )
     run = changed.run()
     after, bad = outcome(run), before.value.isnan()
-    if not after.is_finite or _leaves_zero(chain, changed, bad):
+    if not after.is_finite:
         return None
     is_near = torch.allclose(after.value[bad].double(), limits, rtol=1e-3, atol=1e-3)
     is_kept = torch.allclose(after.value[~bad], before.value[~bad], rtol=CLOSE.get(before.value.dtype, 1e-4))
     return measured(before, run) if is_near and is_kept else None
-
-
-def _leaves_zero(chain: Chain, changed: Chain, bad: Tensor) -> bool:
-    """Whether an operand that was 0 at a bad element still is."""
-    plain, run = chain.run(), changed.run()
-    pairs = zip(chain.call.tensors(), changed.call.tensors(), strict=True)
-    of_each = [(plain.values[id(one)], run.values[id(other)]) for one, other in pairs]
-    return any(bool(((now == 0) & (was == 0)).expand_as(bad)[bad].any()) for was, now in of_each)
 
 
 def _line(chain: Chain, key: int, step: float) -> tuple[str, str, int] | None:
