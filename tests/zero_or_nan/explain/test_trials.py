@@ -342,7 +342,8 @@ ADVICE = {  # as above, where no line of the program is replaced
         [1.0, 2.0], "s = x.half() * 4e4\nloss = F.linear(s, torch.ones(1, 2).half()).sum()", NOT_IN_FLOAT32
     ),
     "what follows the formula takes float16 alone": (
-        [300.0], "s = x.half()**4\nt = s.sqrt().sqrt()\nloss = F.linear(t, torch.ones(1, 1).half()).sum()", "float16 ends"
+        [300.0], "h = torch.tensor([300.0], dtype=torch.float16, requires_grad=True)\ns = h**4\n"
+        "t = s.sqrt().sqrt()\nloss = F.linear(t, torch.ones(1, 1).half()).sum()", "float16 ends",
     ),
     "it leaves float16 once more": (
         [2.0], "s = x.half() * 4e4\nt = s * 2\nloss = t.to(torch.float16).sum() / 2", BOUND
