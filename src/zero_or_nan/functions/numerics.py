@@ -47,6 +47,7 @@ class Numerics:
             "data" if the function brings in numbers from elsewhere; "memory" if it leaves the memory as it is.
         replaces: whether the function computes nothing, in place, from what it overwrites.
         compares: whether the function compares a prediction with a target.
+        is_open: whether equal values leave open which vectors the function gives.
         updates: whether optimizers call the function in place.
         written: how to write the call with signs: "{} + {}". Without it, the call is written `name(a, b)`.
         written_scaled: the same with a last operand, `alpha` or `value`, by which the function multiplies.
@@ -74,6 +75,7 @@ class Numerics:
     makes: Literal["numbers", "nothing", "data", "memory"] = "numbers"
     replaces: bool = False
     compares: bool = False
+    is_open: bool = False
     updates: bool = False
     written: str = ""
     written_scaled: str = ""

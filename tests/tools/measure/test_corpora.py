@@ -36,7 +36,7 @@ def test_each_program_has_its_facts(tool):
         (f"{ROOTS}{{'x': torch.tensor([0.0, 0.25])}}", "works"),
         (f"{ROOTS}{{'x': torch.tensor([0.0, 0.5])}}", "wrong"),
         (f"{HEAD}    loss = torch.where(x > 0, x.log(), 0).sum()\n{END}{{'x': torch.tensor([0.0, 0.25])}}", "works"),
-        (f"{HEAD}    loss = (x - 1).sqrt().sum()\n{END}None", "advice"),
+        (f"{HEAD}    loss = (x * 0).sqrt().lgamma().sum()\n{END}None", "advice"),
         (f"{HEAD}    loss = x.sum()\n{END}None", "nothing"),
     ],
 )

@@ -212,3 +212,29 @@ def test_the_work_for_a_birth_does_not_grow_with_their_number():
     lines(5)
     few, many = lines(25), lines(100)
     assert many < 4.2 * few
+
+
+class Steep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        power = torch.exp(3 * x)
+        return gradient * power / power
+
+
+def test_the_line_of_a_derivative_of_the_users_own_is_told():
+    (origin,) = report_of(lambda: Steep.apply(leaf(40.0, 1.0)).sum().backward())
+    line = Steep.backward.__code__.co_firstlineno + 3
+    assert (origin.kind, origin.operands) == ("overflow", f"exp(120) > 3.4e38 in line {line}")
+
+
+@pytest.mark.parametrize("numbers, is_zero", [((100.0, 95.0), True), ((100.0, 1.0), False)])
+def test_a_gradient_that_is_0_everywhere_is_no_silent_fix(numbers, is_zero):
+    (origin,) = report_of(lambda: leaf(*numbers).exp().clamp(max=20).sum().backward())
+    assert origin.kind == "contaminated" and origin.fixed
+    assert ("# this gradient is 0 everywhere" in origin.remedy) is is_zero

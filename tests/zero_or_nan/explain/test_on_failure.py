@@ -394,7 +394,7 @@ def test_a_step_may_pop_from_its_batch(form):
         assert told(report) == ["sqrt"] and not report.notes
         assert list(inner) == list(before) and all(inner[name] is value for name, value in before.items())
         before["x"].grad = None
-    assert [names for names, _ in seen] == [list(before)] * 4
+    assert [names for names, _ in seen] == [list(before)] * 6  # the third run has the remedy in it
 
 
 @pytest.mark.parametrize("form", ["a step", "a closure", "two steps"])
@@ -426,3 +426,52 @@ def test_an_infinite_loss_whose_gradient_is_finite(form):
     assert same((w.detach(), [optimizer.state_dict()["state"] for optimizer in optimizers]), before)
     assert step(1e19, is_returned=False) is None  # nothing that the step returns or leaves behind is infinite
     assert not torch.equal(w, before[0])
+
+
+STEP = """import torch
+from zero_or_nan import explain
+w = torch.zeros(2, requires_grad=True)
+optimizer, runs = torch.optim.SGD([w], 0.1), []
+def f(x):
+    return {}
+@explain.on_failure
+def step():
+    runs.append(1)
+    loss = {}
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+AGAIN = {  # two lines, and what the step gives with the remedy in it
+    "the remedy is enough": (
+        "x.sqrt().sum()",
+        "f(w) + w.sum() + 0.5",
+        ": the loss is 0.5, and every gradient is finite",
+    ),
+    "another origin": (
+        "x.log().sum()",
+        "f(w) + (w - 1).sum().asin()",
+        " has another origin: undefined: asin(-2), in line 10",
+    ),
+    "a line in no function": (
+        "x",
+        "eval(module)",
+        "the step was not run again with this line, which is in no function",
+    ),
+    "an error": ("x.log().sum()", "f(w) if len(runs) < 3 else runs[9]", " raised IndexError: list index out of range"),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_the_step_runs_once_more_with_the_remedy_in_it(name, tmp_path):
+    inner, outer, says = AGAIN[name]
+    path, module = tmp_path / "train.py", tmp_path / "module.py"
+    path.write_text(STEP.format(inner, outer))
+    module.write_text("w.sqrt().sum()")
+    names = {"module": compile(module.read_text(), str(module), "eval")}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    code = names["f"].__code__
+    origin = failure(names["step"]).origins[0]
+    assert says in origin.again and origin.again in str(origin), origin
+    assert names["f"].__code__ is code and names["w"].tolist() == [0, 0] and names["w"].grad is None
+    assert origin.source in path.read_text() + module.read_text()

@@ -4,12 +4,12 @@ Each program is a file of its own, so that a remedy can be pasted into it, and t
 """
 
 import ast
+import re
 
 import pytest
 import torch
 
 from zero_or_nan import explain
-from zero_or_nan.explain.births.arithmetic import number
 from zero_or_nan.explain.report import trial
 from zero_or_nan.functions.rewrites import REWRITES, Rewrite, function_in
 
@@ -103,10 +103,96 @@ WRITTEN = {
         "s = layer(x.half() + 3)\nloss = (s.float() * 1e-6).square().sum()",
         "\ns = layer.float()((x.half() + 3).float())", "1.8e-3 * (x.sum(1, keepdim=True) + 6).expand(2, 2)",
     ),
+    # Autocast computes a product of half precision in float32, and leaves float64 alone.
+    "the autocast that the calls had": (
+        [[1.0]], "with torch.autocast('cpu', dtype=torch.bfloat16):\n    q = F.linear(x, torch.full((12, 1), 1e-5))\n"
+        "    loss = torch.prod(q).log()", "\nq = F.linear(x.double(), torch.full((12, 1), 1e-05).double())",
+        "x * 0 + 12",
+    ),
+    "behind a view": (
+        [[1.0, 2.0]], "with torch.autocast('cpu', dtype=torch.float16):\n    q = x * 300\n"
+        "    s = (\n        q @ q.T\n    )\nloss = (s * 1e-6).sum()", "\nq = x.double() * 300", "0.18 * x",
+    ),
+    "all that a function reads": (
+        [[2.0]], "def attend(q, k, v):\n    kv = k.T @ v\n    z = 1 / (q @ k.sum(0))\n"
+        "    return (q @ kv) * z[:, None]\nk = torch.full((3000, 1), 30.0).half()\n"
+        "loss = attend(k[:2] / 60, k, x.expand(3000, 1)).float().sum()",
+        "\nk, q, v = k.float(), q.float(), v.float()\nkv = k.T @ v", "x", HALF,
+    ),
+    "a line of another function": (
+        [1e-30], "def power(a):\n    return a * a\nloss = power(x).sum().reciprocal().log()",
+        "\nreturn a.double() * a.double()",
+    ),
+    "a mask that leaves out the same": (
+        [1.0, 2.0], "m = torch.tensor(-1e9)\nm = m.to(x.dtype)\nloss = (x + m * torch.tensor([0, 1])).softmax(0)[0]",
+        "What follows is exact. Tried on your numbers: value -65504, gradient 0\nm = m.clamp(torch.finfo(",
+        "x * 0", HALF,
+    ),
+    "a limit that no choice gives": (
+        [0.0, 1.0], "w = torch.sin(0.75 * x) / torch.sin(x)\nloss = w.sum()",
+        "counts as 1e-6, which gives the limit here. Tried on your numbers: value 0.75, gradient 0\n"
+        "w = torch.sin(0.75 * x.clamp_min(1e-6)) / torch.sin(x.clamp_min(1e-6))", "torch.tensor([0, 0.132021])",
+    ),
+    "a limit of what another line made": (
+        [1.0], "a = torch.acos(x.detach())\nw = x * torch.sin(0.75 * a) / torch.sin(a)\nloss = w.sum()",
+        "\na = torch.acos(x.detach()).clamp_min(1e-6)", "x * 0.75",
+    ),
+    # Vectors of equal values have no slope, but a loss may have one.
+    "the nearest rotation": (
+        [[2.0, 0.0], [0.0, 2.0]], "u, _, v = torch.linalg.svd(x)\n"
+        "loss = (u @ v * torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sum()",
+        "\nu, _, v = torch.linalg.svd(x.double() + 1e-8 * torch.randn_like(x, dtype=torch.float64))",
+        "torch.tensor([[0, -0.25], [0.25, 0]])",
+    ),
+    "a function of a matrix": (
+        [[2.0, 0.0], [0.0, 2.0]], "s, v = torch.linalg.eigh(x)\nloss = (v @ s.log().diag() @ v.transpose(0, 1)).sum()",
+        "\ns, v = torch.linalg.eigh(x.double() + 1e-8 * ", "x * 0 + 0.5",
+    ),
     # Somebody has to choose.
+    "-inf and -inf": (
+        [1.0], "loss = torch.logaddexp(torch.logaddexp(x * 0 - torch.inf, x - torch.inf), x).sum()",
+        "value -inf, gradient 0\n", "x * 0 + 1",
+    ),
+    "a row of -inf": (
+        [1.0, 2.0], "loss = torch.stack([x - torch.inf, x]).logsumexp(1).logsumexp(0)", "value -inf, gradient 0\n",
+        "x.softmax(0)",
+    ),
+    "a class without smoothing": (
+        [[1.0, 2.0, 0.5]], "s = x.masked_fill(torch.tensor([False, False, True]), -torch.inf)\n"
+        "loss = F.cross_entropy(s, torch.tensor([0]), label_smoothing=0.1)", "gets no part of the smoothing. ",
+        "torch.tensor([[-0.673357, 0.673357, 0]])",
+    ),
+    "a negative number": (
+        [0.5, 2.0], "loss = (x - 1).log().sum()", ".log().sum()\n# a negative number has no logarithm",
+        "x / 2 * (x > 1)",
+    ),
+    "a negative base": (
+        [0.5, 2.0], "loss = ((x - 1) ** 2.3).sum()", "\nloss = ((x - 1).clamp_min(1e-8) ** 2.3).sum()\n# a negative",
+        "2.3 * (x > 1)",
+    ),
+    "a negative rate": (
+        [-0.5, 2.0], "loss = F.poisson_nll_loss(x, torch.ones(2), log_input=False, reduction='sum')",
+        "\nloss = F.poisson_nll_loss(x.clamp_min(1e-8), torch.ones(2), log_input=False", "x / 4 * (x > 1)",
+    ),
+    "a negative target": (
+        [0.5, 2.0], "loss = F.kl_div(x, torch.tensor([1.25, -0.25]), reduction='sum')",
+        "\nloss = F.kl_div(x, torch.tensor([1.25, -0.25]).clamp_min(0), reduction=", "-1.25 * (x < 1)",
+    ),
     "length": (
         LENGTHS, "loss = (x**2).sum(-1).sqrt().sum()", "\n# a choice: the slope of a length of 0 is 0. ",
         "torch.tensor([[0, 0], [0.6, 0.8]])",
+    ),
+    "the choice that can be written": (
+        LENGTHS, "n = (x.mul(1) ** 2).sum(-1)\nloss = n.sqrt().sum()",
+        "\nloss = torch.where(n == 0, 0, torch.where(n == 0, 1, n).sqrt()).sum()", "torch.tensor([[0, 0], [0.6, 0.8]])",
+    ),
+    "in place": (
+        LENGTHS, "n = x.detach() * 1\nn.div_(n.norm(dim=1, keepdim=True))\nloss = (n * x).sum()",
+        "\nb = n.norm(dim=1, keepdim=True)\nn.copy_(torch.where(b == 0, 0, n / ", "torch.tensor([[0, 0], [0.6, 0.8]])",
+    ),
+    "of a pass before": (
+        [1.0], "r = torch.zeros(1) / torch.zeros(1)\n(x * 1).sum().backward()\nloss = (x * r).sum()\nloss.backward()",
+        "\n# a choice: a / 0 is 0", "x * 0 + 1",
     ),
     "a / 0": (
         [0.0, 2.0], "loss = (x / torch.tensor([0.0, 4.0])).sum()", "\n# a choice: a / 0 is 0", "torch.tensor([0, 0.25])"
@@ -116,7 +202,7 @@ WRITTEN = {
         "\n# a choice: a number below 1e-6 counts as 1e-6. ", "x + 1",
     ),
     "under no_grad only the value has to be right": (
-        [0.0, 1.0], "with torch.no_grad():\n    w = x.sqrt() / x.sqrt().sum().sub(1)\nloss = (w * x).sum()",
+        [0.0, 1.0], "with torch.no_grad():\n    w = x.sqrt() * x / x.sum().sub(1)\nloss = (w * x).sum()",
         "Tried on your numbers", "x * 0",
     ),
     "no gradient where the program has none": (
@@ -203,7 +289,7 @@ def test_what_is_written_gives_the_right_gradient_and_changes_no_other_variable(
         assert says in f"{origin.kind} {origin.exact}\n{origin.remedy}", origin
         before, after = program.run(), program.paste(origin)
         for key, value in before.items():
-            is_kept = key != "loss" and "in float64:" not in origin.remedy
+            is_kept = key != "loss" and not re.search("in float64[:,]|the limit", origin.remedy)
             if is_kept and isinstance(value, torch.Tensor) and value.isfinite().all():
                 assert after[key].dtype is value.dtype and torch.equal(after[key], value), key
         program.write(numbers, lines, "float64")
@@ -235,9 +321,6 @@ ADVICE = {  # as above, where no line of the program is replaced
         [36.5], "s = x.sigmoid()\nloss = (1 / (1 - s) ** 2).sum()",
         "value is 5.05239e31: 1 - s in line 5 is 1.40686e-16, and in float32 rounding gives 0\n# what is often written",
     ),
-    "a limit that no choice gives": (
-        [0.0], "w = torch.sin(0.75 * x) / torch.sin(x)\nloss = w.sum()", "undefined \n# what is often written here was"
-    ),
     "a number that is lost": (
         [-110.0, 1.0], "std = F.softplus(x)\nz = torch.ones(2) / std\nz.sum().backward()",
         "and its exact value is 5.92097e47: softplus(-110) in line 4 is 1.68891e-48, and float32 has nothing so small "
@@ -258,21 +341,19 @@ ADVICE = {  # as above, where no line of the program is replaced
     "what follows takes float16 alone": (
         [1.0, 2.0], "s = x.half() * 4e4\nloss = F.linear(s, torch.ones(1, 2).half()).sum()", NOT_IN_FLOAT32
     ),
+    "what follows the formula takes float16 alone": (
+        [300.0], "h = torch.tensor([300.0], dtype=torch.float16, requires_grad=True)\ns = h**4\n"
+        "t = s.sqrt().sqrt()\nloss = F.linear(t, torch.ones(1, 1).half()).sum()", "float16 ends",
+    ),
     "it leaves float16 once more": (
         [2.0], "s = x.half() * 4e4\nt = s * 2\nloss = t.to(torch.float16).sum() / 2", BOUND
-    ),
-    "a line that is a part of a statement": (
-        [[1.0, 2.0]], "with torch.autocast('cpu', dtype=torch.float16):\n    q = x * 300\n"
-        "    s = (\n        q @ q.T\n    )\nloss = (s * 1e-6).sum()", NOT_IN_FLOAT32,
     ),
     "another module contains this one": (
         [[1.0, 2.0]], "net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 1)).half()\n"
         "net[1].weight.data[:] = 6e4\ns = net(x.half())\nloss = (s.float() * 1e-6).square().sum()", NOT_IN_FLOAT32,
     ),
-    # Autocast computes a product of half precision in float32.
-    "the autocast that the calls had": (
-        [[1.0]], "with torch.autocast('cpu', dtype=torch.bfloat16):\n    q = F.linear(x, torch.full((12, 1), 1e-5))\n"
-        "    loss = torch.prod(q).log()", "prod in line 6 is 1e-60",
+    "a loss of the vectors themselves": (
+        [[2.0, 0.0], [0.0, 2.0]], "u, _, _ = torch.linalg.svd(x)\nloss = u[0, 1] + u[0, 0]", "svdvals(x)"
     ),
     "an operand that means another tensor": (
         [-200.0], "y = x * 1\ny = torch.sigmoid(y)\ny.log().sum().backward()",
@@ -314,96 +395,6 @@ def test_where_no_line_is_right_none_is_written(program, name):
     numbers, lines, says = ADVICE[name]
     (origin, *_) = program.origins(numbers, lines)
     assert origin.replaces is None and says in f"{origin.kind} {origin.exact}\n{origin.remedy}", origin
-
-
-PREDICTED = "y = torch.tensor([0.5, torch.nan, 0.25, 0.75])\np = x * 1\n"
-KNOWN = f"{PREDICTED}p, y = p[[0, 2, 3]].double(), y[[0, 2, 3]].double()\n"
-WITHOUT_GRADIENT = "e = (torch.where(y.isnan(), p.detach(), p) - y) ** 2"
-GAPS = {  # lines with a target y that has NaN, the line that is written, and the loss by the rows that are known
-    "in two lines, with weights": (
-        "w = torch.arange(4.0)\nloss = (w * (p - y).abs()).sum() / w.sum()",
-        "loss = (w[known] * (p[known] - y[known]).abs()).sum() / w[known].sum()",
-        "((p - y).abs() * torch.tensor([0.0, 2.0, 3.0])).sum() / 5",
-    ),
-    "a module, and a call in its line": (
-        "class Own:\n    loss = torch.nn.HuberLoss()\nloss = Own.loss(x * 1, y.view(4))",
-        "loss = Own.loss((x * 1)[known], target[known])", "((p - y) ** 2 / 2).mean()",
-    ),
-    "a number of elements that stays": (
-        "loss = ((p - y) ** 2).sum() / len(y)", "loss = ((p[known] - y[known]) ** 2).sum() / len(y)",
-        "((p - y) ** 2).sum() / 4",
-    ),
-    "classes": (
-        "y = torch.stack([y, 1 - y], 1)\nq = torch.stack([p, -p], 1)\nloss = F.cross_entropy(q, y)",
-        "loss = F.cross_entropy(q[known], y[known])",
-        "-(y * F.logsigmoid(2 * p) + (1 - y) * F.logsigmoid(-2 * p)).mean()",
-    ),
-    # The program drops the NaN after the comparison. The line that is written gives the gradient that `ignoring` gives.
-    "selected in its line": (
-        "loss = F.mse_loss(p, y.view(4), reduction='none')[~y.isnan()].sum() / len(y)",
-        "loss = F.mse_loss(p[known], target[known], reduction='none').sum() / len(y)", "",
-    ),
-    "with weights": (
-        "w = torch.arange(4.0)\nloss = (w * (p - y) ** 2).nansum()",
-        "loss = (w[known] * (p[known] - y[known]) ** 2).nansum()", "",
-    ),
-    "selected later": ("e = (p - y) ** 2\nloss = e[~y.isnan()].mean()", WITHOUT_GRADIENT, ""),
-    "with a number of all": ("e = (p - y) ** 2\nloss = e.nansum() / len(e)", WITHOUT_GRADIENT, ""),
-    "counted as 0": (
-        "loss = F.mse_loss(p, y, reduction='none').nan_to_num(0).mean()",
-        "loss = F.mse_loss(torch.where(y.isnan(), p.detach(), p), y, reduction='none').nan_to_num(0).mean()", "",
-    ),
-    "the mean of all": (
-        "loss = torch.where(y.isnan(), 0, (p - y) ** 2).mean()",
-        "loss = torch.where(y.isnan(), 0, (p - torch.where(y.isnan(), 0, y)) ** 2).mean()", "",
-    ),
-}  # fmt: skip
-NUMBERS = [0.1, 0.2, 0.3, 0.4]
-
-
-@pytest.mark.parametrize("name", GAPS)
-def test_a_target_with_gaps_is_compared_where_it_is_known(program, name):
-    lines, line, right = GAPS[name]
-    (origin,) = program.origins(NUMBERS, PREDICTED + lines)
-    assert f"\n{line}\n" in f"{origin.remedy}\n" and "two-penguins" in origin.chapter, origin
-    after = program.paste(origin)
-    if right:
-        assert origin.kind == "bad input" and f"value {number(after['loss'].item())}," in origin.remedy, origin
-        program.write(NUMBERS, f"{KNOWN}loss = {right}")
-    else:
-        assert origin.kind == "contaminated" and origin.remedy.index(line) < origin.remedy.index("ignoring"), origin
-        program.write(NUMBERS, f"{PREDICTED}{lines}\nfrom zero_or_nan import ignoring\nignoring.backward(loss)")
-    found, expected = ([names["loss"], names["x"].grad] for names in (after, program.run()))
-    torch.testing.assert_close(found, expected, check_dtype=False)
-
-
-TARGET, DATA = "in a target", "good = torch.isfinite("
-NO_GAPS = {
-    "loss = (p - y).var()": TARGET,
-    "loss = (p.view(2, 2) - y.view(2, 2)).abs().mean(0).sum()": TARGET,
-    "d = p.view(2, 2) - y.view(2, 2)\nloss = d.abs().mean()\nlog = d.mean(0)": TARGET,
-    "loss = sum(F.mse_loss(q, t) for q, t in [(p, y)])": TARGET,
-    "loss = (\n    F.mse_loss(p, y)\n)": TARGET,
-    "loss = F.mse_loss(y * x, torch.ones(4))": DATA,
-    "loss = F.mse_loss(torch.cumsum(y, 0) * x, y)": DATA,
-    "y = y.nan_to_num(torch.inf)\nloss = F.mse_loss(p, y)": DATA,
-    # The gradient of s is 0 × NaN, too, and to leave the gaps out is another mean.
-    "s = torch.ones((), requires_grad=True)\nloss = (s * (p - y) ** 2).nan_to_num(0).mean()": "ignoring.backward(loss)",
-}
-
-
-@pytest.mark.parametrize("lines", NO_GAPS)
-def test_elements_that_have_no_loss_of_their_own_are_not_left_out(program, lines):
-    (origin, *_) = program.origins(NUMBERS, PREDICTED + lines)
-    assert origin.replaces is None and NO_GAPS[lines] in origin.remedy, origin
-
-
-def test_each_origin_of_a_program_has_its_own_line_and_number(program):
-    lines = "t = torch.tensor([torch.nan, 1, 1, 1])\none = F.mse_loss(p, y)\nloss = one + F.l1_loss(p, t)"
-    found = [each.remedy.splitlines()[-1] for each in program.origins(NUMBERS, PREDICTED + lines)]
-    assert found == ["one = F.mse_loss(p[known], y[known])", "loss = one + F.l1_loss(p[known], t[known])"]
-    _, origin = program.origins([100.0, 1.0], "y = x.exp() * 2\nz = y * 3e38\nz.sum().backward()")
-    assert origin.exact == "and its exact value is 1.63097e39: float32 ends at 3.4e38", "not of the other element"
 
 
 def test_calls_that_refuse_to_run_again_get_advice(program, monkeypatch):

@@ -16,6 +16,9 @@ CALLED |= {name: getattr(torch, name) for name in "cumsum gather logsumexp matmu
 CALLED |= {
     "getitem": lambda x, i: x[i],
     "det": torch.det,
+    "logaddexp": torch.logaddexp,
+    "poisson_nll_loss": F.poisson_nll_loss,
+    "to": torch.Tensor.to,
     "norm": lambda x, dim=None: x.norm(dim=dim, keepdim=dim is not None),
 }
 
@@ -38,11 +41,14 @@ def test_it_computes_the_same(each):
     generator = torch.Generator().manual_seed(len(each.code))
     used = {node.id for node in ast.walk(each.pattern) if isinstance(node, ast.Name)} - set(CALLED)
     keepdim = "/" in text(each) and "sum" in text(each)
-    names = {"dim": -1, "keepdim": keepdim, "p": 3.0 if "**" in text(each) else None, "r": "sum", "i": -100, "d": 1}
+    names = {"dim": -1, "keepdim": keepdim, "p": 3.0 if "**" in text(each) else None, "r": "sum", "i": -100}
+    names |= {"d": torch.float64 if "to(" in text(each) else 1, "f": False, "s": 0.2}
     names["target"], names["targets"] = torch.tensor([0, 2, 1]), torch.tensor([[1], [2], [1]])
     if "gather" in text(each) or "getitem" in text(each):
         names["i"] = names["targets"]
     names["n"] = names["m"] = torch.ones(3, dtype=torch.long)
+    if "poisson" in text(each):
+        del names["target"]
     tensors = [name for name in sorted(used) if name not in names or name == "p" and "**" not in text(each)]
     values = {name: torch.rand(3, 3, generator=generator, dtype=torch.float64) * 0.8 + 0.1 for name in tensors}
     pattern = text(each).replace("sum(exp(a), dim)", "sum(exp(a), dim, keepdim=True)")

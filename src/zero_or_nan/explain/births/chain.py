@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...ignoring.inside import tree_map, tree_map_only
+from ..program.code import place_at
 from ..program.rerun import on_copies, rerun, without_side_effects
 from ..program.tensors import node_of
 from .call import Call
@@ -63,6 +64,25 @@ class Chain:
         """The chain with other calls."""
         made = {key: (tensor, change(call)) for key, (tensor, call) in self.made.items()}
         return replace(self, call=change(self.call), made=made)
+
+    def through(
+        self, tensors: Mapping[int, Tensor], function: Callable[[Tensor], Tensor], takes: Callable[[Call], Any]
+    ) -> Chain:
+        """The chain with a function of some tensors, by identity, in their place, as operands of some calls."""
+        results = {key: function(tensor) for key, tensor in tensors.items()}
+
+        def changed(call: Call) -> Call:
+            args, kwargs = call.args, dict(call.kwargs)
+            if takes(call):
+                args, kwargs = tree_map_only(Tensor, lambda each: results.get(id(each), each), (args, kwargs))
+            return call._replace(args=args, kwargs=kwargs)
+
+        chain = self.with_calls(changed)
+        put = {
+            id(results[key]): (results[key], Call(function, "", self.call.place, (tensor,)))
+            for key, tensor in tensors.items()
+        }
+        return replace(chain, made={**chain.made, **put})
 
     def checked(self) -> Chain:
         """The chain without calls that do not give, run again, what they gave."""
@@ -154,8 +174,11 @@ def chain_of(call: Call, has_gradient: bool, computed_by: Callable[[Tensor], Cal
                 chain.wanted.add(id(copy))
             is_leaf = tensor.requires_grad and node_of(tensor) is None
             before = computed_by(tensor) if depth and not is_leaf else None
+            base = tensor._base
             if before is not None:
                 chain.made[id(copy)] = copy, of(before, depth - 1)
+            elif depth and base is not None and computed_by(base) is not None:
+                chain.made[id(copy)] = copy, of(_view(tensor, base), depth)
         return detached[id(tensor)]
 
     def of(call: Call, depth: int) -> Call:
@@ -165,6 +188,12 @@ def chain_of(call: Call, has_gradient: bool, computed_by: Callable[[Tensor], Cal
 
     chain.call = of(call, DEPTH)
     return chain
+
+
+def _view(tensor: Tensor, base: Tensor) -> Call:
+    """A call that gives a view of a tensor. The calls of views are not kept, because they compute nothing."""
+    form = tensor.size(), tensor.stride(), tensor.storage_offset()
+    return Call(torch.as_strided, "as_strided", place_at("", 0, "", None), (base, *form))
 
 
 def _gives(call: Call, result: Tensor) -> bool:

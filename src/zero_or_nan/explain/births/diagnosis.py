@@ -51,11 +51,13 @@ class Verdict(NamedTuple):
         kind: its kind.
         fixed: whether `ignoring` gave finite gradients everywhere it reached; None if that is not known.
         is_sure: whether it is known if the loss uses the elements.
+        is_zero: whether these gradients are 0.
     """
 
     kind: Kind
     fixed: bool | None = None
     is_sure: bool = True
+    is_zero: bool = False
 
 
 class Inside(NamedTuple):
@@ -133,6 +135,7 @@ class Shadow(Observer):
         made: the results of nodes that are not finite though, as far as is known, what arrived there was: the node, the
             number of the result, and its elements that are not finite and that the loss uses.
         edges, leaves: whether gradients are finite: by edge, or by the identity of a leaf.
+        zeros: the edges, or the identities of leaves, whose gradients are 0.
         is_complete: whether `ignoring` could follow each operator.
     """
 
@@ -145,6 +148,7 @@ class Shadow(Observer):
         self.masks: dict[Edge, Tensor | None] = {}
         self.edges: dict[Edge, bool] = {}
         self.leaves: dict[int, bool] = {}
+        self.zeros: set[Edge | int] = set()
 
     def fixed(self, target: Any, edge: Edge) -> bool:
         """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
@@ -270,11 +274,14 @@ def _verdict(
     in_loss = len(leaves) < len(ends)
     inside = events.inside.get(birth)
     if inside is not None and (in_loss or not fixed):
-        kind, _, is_sure = inside.verdict
+        kind, _, is_sure, _ = inside.verdict
         return Verdict(kind, fixed, is_sure and not events.lacks_shadow)
     is_sure = not events.lacks_shadow and (in_loss or not events.is_partial)
     if used is False or (fixed and not in_loss and not elements.is_made_by_hook(birth)):
-        return Verdict("contaminated", fixed)
+        is_zero = shadow is not None and all(
+            edge in shadow.zeros or id(target) in shadow.zeros for target, edge in leaves
+        )
+        return Verdict("contaminated", fixed, is_zero=bool(fixed) and is_zero)
     return Verdict(birth.kind_if_used, fixed, is_sure)
 
 

@@ -26,13 +26,14 @@ from ...ignoring.inside import (
     home,
     hooks_of,
     is_pytorchs,
+    is_wrapped,
     never_traced,
     saved_tensors,
     saw,
 )
 from ..program.code import Place, is_recomputed, printable
 from ..program.tensors import address, bad_numbers_of, memory, node_of, tensors_in
-from .call import Call
+from .call import Call, casts_on
 from .chain import DEPTH, Chain, chain_of
 from .provenance import Birth, Provenance, Provenances, all_births
 
@@ -42,6 +43,9 @@ _MOST_UNCONSUMED = 1000
 
 MOST_CALLS, MOST_BYTES = 2000, 1 << 28
 """The number of calls that are kept, and the size of their operands."""
+
+_MOST_KEPT, _MOST_BYTES_KEPT = 20, 1 << 16
+"""The number of births whose calls are kept after a pass, and the size of the operands of such a call."""
 
 _CONVERSIONS = {"half", "to", "type", "type_as"}
 
@@ -158,6 +162,7 @@ class History:
         self._steps: OrderedDict[int, Step] = OrderedDict()
         self._by_node: dict[Any, Step] = {}
         self._births: WeakKeyDictionary[Birth, Step] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[Birth, list[Chain]] = WeakKeyDictionary()
         self._bytes = 0
 
     def note(self, call: Call, result: Tensor, node: Any) -> None:
@@ -178,6 +183,19 @@ class History:
         while len(self._steps) > MOST_CALLS or self._bytes > MOST_BYTES:
             self._drop(next(iter(self._steps)))
 
+    def note_results(self, call: Call, result: Any) -> None:
+        """Keep a call that computes, if its result is one tensor, or vectors that equal values leave open."""
+        known = call.plan.numerics  # `plan` would keep the tensors that the functions below hold
+        calls = [(call, result)] if type(result) is Tensor and known.makes == "numbers" else []
+        if known.is_open and not calls:
+            calls = [
+                (call._replace(func=lambda *args, at=at, **more: call.func(*args, **more)[at]), tensor)
+                for at, tensor in enumerate(tensors_in(result))
+            ]
+        for each, tensor in calls:
+            if tensor.is_floating_point() and not is_wrapped(tensor):
+                self.note(each._replace(casts=casts_on(tensor.device.type)), tensor, node_of(tensor))
+
     def _drop(self, key: int) -> None:
         step = self._steps.pop(key, None)
         if step is not None:
@@ -195,8 +213,15 @@ class History:
         step = self._by_node.get(forward)
         return None if step is None else step._replace(order=order)
 
-    def note_birth(self, birth: Birth, step: Step | None) -> None:
-        """Note in which call a number was born."""
+    def note_birth(self, birth: Birth, call: Call, result: Tensor) -> None:
+        """Note in which call a number was born. A call in place is noted as one that computes a new tensor."""
+        step, plain = self.of(result), getattr(Tensor, call.name, None)
+        if call.plan.in_place and plain is not None:
+            step = Step(call._replace(func=plain), weakref.ref(result), node_of(result), 0)
+        self.note_birth_in(birth, step)
+
+    def note_birth_in(self, birth: Birth, step: Step | None) -> None:
+        """Note the step in which a number was born."""
         if step is not None:
             self._births[birth] = step
 
@@ -206,13 +231,15 @@ class History:
         Those that used it come first: a formula of several calls is replaced as a whole.
         """
         step = self._births.pop(birth, None)
-        return [] if step is None else self._chains_from(step)[::-1]
+        return self._kept.pop(birth, []) if step is None else self._chains_from(step)[::-1]
 
     def _chains_from(self, step: Step) -> list[Chain]:
         """A call, and the first that used its result, each with the calls before it. In order of time."""
         steps, results = [*self._steps.values()], {id(step.result())}
-        if all(each.result is not step.result for each in steps):  # too many calls came after it
-            steps.insert(0, step)
+        if numerics_of(step.call.name).is_open:  # one result of several
+            results |= {id(each.result()) for each in steps if each.node is step.node is not None}
+        if all(each.call is not step.call for each in steps):  # too many calls came after it, or it is in place
+            steps = [step, *(each for each in steps if each.result is not step.result)]
         chains: list[Chain] = []
         latest: dict[Any, Any] = {}  # by place, the result of the last call from there
 
@@ -246,11 +273,20 @@ class History:
                     return self._chains_from(step)
         return []
 
-    def clear(self) -> None:
+    def let_go(self) -> None:
+        """Forget the calls that a pass has gone through, but for those of births that a later pass may tell of."""
+        for birth, step in list(self._births.items())[: _MOST_KEPT - len(self._kept)]:
+            if step.size <= _MOST_BYTES_KEPT:
+                self._kept[birth] = self._chains_from(step)[::-1]
         self._steps.clear()
         self._births.clear()
         self._by_node.clear()
         self._bytes = 0
+
+    def clear(self) -> None:
+        self._births.clear()
+        self._kept.clear()
+        self.let_go()
 
 
 class Findings:

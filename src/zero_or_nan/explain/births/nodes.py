@@ -242,10 +242,15 @@ class NodeBirths:
                 return births
         if node not in self._events.born:
             entries = new if births and new is not None else bad
-            text = multiplication(node, arriving, at, entries) or (inside.births[0].operands if inside else "")
-            too_large = is_only_too_large(node, arriving, at, entries)
+            text, too_large = (
+                multiplication(node, arriving, at, entries),
+                is_only_too_large(node, arriving, at, entries),
+            )
+            if not text and inside is not None:  # the code of the derivative is the user's own
+                first = inside.first
+                text, too_large = f"{first.operands} in line {first.place.line}", first.too_large
             birth = describe("made", caller.call, result, entries, text, "backward", too_large=too_large)
-            self._findings.history.note_birth(birth, self._findings.history.of_node(caller.node))
+            self._findings.history.note_birth_in(birth, self._findings.history.of_node(caller.node))
             value = value_of(node, birth.where[0], birth.shape)
             self._events.born[node] = Born(birth, entries, not is_pytorchs(node), value)
         return [*births, self._events.born[node].birth]

@@ -59,6 +59,13 @@ class Expression(NamedTuple):
         is_alone = begins and after[:1] in ("", ")", ",")
         return f"{before}{code if is_alone else closed(code)}{after}"
 
+    def overwrites(self) -> str | None:
+        """The tensor that a method in place overwrites, as text; None if the call is none."""
+        called = self.node.func if isinstance(self.node, ast.Call) else None
+        is_one = isinstance(called, ast.Attribute) and re.search(r"[^_]_$", called.attr) is not None
+        owner = ast.unparse(called.value) if is_one and isinstance(called, ast.Attribute) else ""
+        return owner if is_one and self.operands()[:1] == [owner] else None
+
     def operands(self) -> list[str]:
         """The operands in the order of the function's parameters, as text. Those with a keyword are left out."""
         node = self.node
@@ -87,6 +94,12 @@ def expression_at(place: Place, name: str) -> Expression | None:
     """
     is_loss = type(place.module).__module__ == "torch.nn.modules.loss"  # its call has the operands of the function
     return _expression(place.code, place.instruction, place.line, "" if is_loss else name)
+
+
+def has_call(place: Place, name: str) -> bool:
+    """Whether the line of a call has a call of this function, as far as the line can be read by itself."""
+    tree = _parsed(_without_comment(linecache.getline(place.filename, place.line)).strip())
+    return tree is None or any(_is_call_of(node, name) for node in _calls_in(tree))
 
 
 def expression_of_module(place: Place, path: str) -> Expression | None:
@@ -164,7 +177,7 @@ def _is_call_of(node: ast.expr, name: str) -> bool:
         return True
     if isinstance(node, ast.Call):
         written = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
-        return numerics_of(written).name.strip("_") == name
+        return numerics_of(written).name.strip("_") in (name, name.removeprefix("linalg_").removeprefix("special_"))
     if isinstance(node, ast.Subscript):
         return name == "getitem"
     return isinstance(node, (ast.BinOp, ast.UnaryOp)) and OPERATORS.get(type(node.op)) == name

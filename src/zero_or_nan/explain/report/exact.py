@@ -60,6 +60,13 @@ class Outcome(NamedTuple):
         value, *gradients = [torch.where(not_finite(one), other, one) for one, other in parts]
         return Outcome(value, dict(zip(self.gradients, gradients, strict=True)))
 
+    def defined(self) -> Outcome:
+        """The outcome without slopes where there is no value: PyTorch gives 1 / x for the logarithm of a negative x."""
+        none = not_finite(self.value)
+        are_gone = {key: none.all() if each.shape != none.shape else none for key, each in self.gradients.items()}
+        gradients = {key: each.masked_fill(are_gone[key], math.nan) for key, each in self.gradients.items()}
+        return Outcome(self.value, gradients)
+
 
 def outcome(run: Run, of: Container[int] | None = None) -> Outcome:
     """The outcome of a run, with the derivatives by all leaves, or by those `of` these identities."""

@@ -22,7 +22,7 @@ from ..births.findings import History
 from ..births.provenance import Birth, Kind
 from ..program.code import is_module, of_variables
 from ..program.tensors import in_several_processes
-from .remedies import DIVERGENCE, MOVE, REMEDIES, address_of, remedy
+from .remedies import DIVERGENCE, MOVE, OUTSIDE, REMEDIES, address_of, remedy
 from .report import Measured, Origin, Remedy, Report
 from .targets import without_gaps
 from .trial import NOTHING_TRIED, Advice, advice_on, tried_on
@@ -78,6 +78,8 @@ class _Narrated:
         known = situation, origin.dtype, origin.fixed, birth.operands, birth.phase, self.has_others, birth.of_large
         code, origin.chapter = remedy(self.kind, *known, advice.refused, tensor, advice.fits)
         origin.remedy, origin.replaces = advice.remedy or code, advice.replaces
+        if advice.remedy and code == REMEDIES["undefined", OUTSIDE].code:
+            origin.remedy = f"{advice.remedy}\n{code}"
         measured = None if advice.replaces is None else Measured(None, None, True, "")
         origin.remedies = [
             Remedy(each.line, each.replaces, Measured(each.value, each.gradient, not each.choice, each.choice))
@@ -200,6 +202,8 @@ class Narration:
         alone = replace(birth, place=place._replace(module=None), half=None, made_of=())
         narrated = _Narrated(origin, alone, diagnosis.has_others, birth.number, verdict.kind, advice)
         narrated.advise(advice.situation or _source(birth, role), name)
+        if verdict.is_zero:
+            origin.remedy += "\n# this gradient is 0 everywhere: what it reaches does not learn from this loss"
         return narrated
 
 

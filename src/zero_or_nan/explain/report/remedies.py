@@ -21,7 +21,7 @@ PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
 
 DIVERGENCE, MOVE, GROWTH, LOST = "a divergence", "a move", "a growth", "a lost number"
-BEYOND, EPSILON = "a number that float64 loses", "an eps that is 0"
+BEYOND, EPSILON, OUTSIDE = "a number that float64 loses", "an eps that is 0", "outside of the domain"
 """Situations of an overflow: training steps made the numbers larger, or perhaps a single step, or the calls of one line
 did; or the number fits, and one on the way to it was lost, perhaps in float64, too, or because the dtype rounds a small
 constant to 0."""
@@ -74,7 +74,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "y = torch.where(at, 0, f(safe))",
         "undefined#what-to-do",
     ),
-    ("undefined", "outside of the domain"): Remedy(
+    ("undefined", OUTSIDE): Remedy(
         "# a negative number has no logarithm and no root, and acos ends at 1: look for\n"
         "# the mistake before this line. A clamp hides it, unless it is a rounding",
         "undefined#what-to-do",
@@ -296,7 +296,7 @@ _SECTIONS = {
 _ROUNDING = 1e-3
 """How far outside of the domain a number may be that should be at its end but was rounded, relative to the end."""
 
-_ARGUMENT = re.compile(r"^(?:1 / )?[a-z0-9]+\((-?[\d.e-]+)\)|^\((-[\d.e-]+)\) \*\* ")
+_ARGUMENT = re.compile(r"^(?:1 / )?([a-z0-9]+)\((-?[\d.e-]+)\)|^\((-[\d.e-]+)\) \*\* ")
 
 
 def _situation(operator: str, operands: str) -> str:
@@ -313,10 +313,10 @@ def _situation(operator: str, operands: str) -> str:
         return "a complex power"
     argument = _ARGUMENT.match(operands)
     if argument is not None:
-        number = float(argument[1] or argument[2])
-        least, most = (0, math.inf) if argument[2] else numerics_of(operator).domain
+        number = float(argument[2] or argument[3])
+        least, most = (0, math.inf) if argument[3] else numerics_of(argument[1]).domain
         if number < least - _ROUNDING * abs(least) or number > most + _ROUNDING * abs(most):
-            return "outside of the domain"
+            return OUTSIDE
     return operator
 
 

@@ -102,6 +102,7 @@ class Origin:
         rank: the rank of the process, if there are several processes.
         is_sure: whether `explain` could determine if the loss uses the element or ignores it. If not, a note gives the
             reason.
+        again: what the training step gave when it ran again with the remedy in it. Empty if it did not run again.
         tie: how PyTorch treats the element, if it is at a tie such as the 0 of `relu`. The kind follows from this
             convention.
     """
@@ -130,6 +131,7 @@ class Origin:
     times: int = 1
     rank: int | None = None
     is_sure: bool = True
+    again: str = ""
     tie: str = ""
 
     def __str__(self) -> str:
@@ -138,13 +140,14 @@ class Origin:
             f"  {place(self.filename, self.line)}",
             f"    {self.source}" if self.source else "",
             f"  {self.means}",
-            *(f"    {line}" for line in self.remedy.splitlines()),
+            *(f"    {line}" for line in self.to_do.splitlines()),
+            f"  {self.again}",
             f"  {self.chapter}" if self.chapter else "",
             f"  born in {self.phase}, by {self.operator}{f' in {self.module}' if self.module else ''}: {self.where}",
             f"  rank {self.rank}" if self.rank is not None else "",
             f"  reached {', '.join(_some(self.reached))}" + (f" through {self.way}" if self.path else ""),
         ]
-        return "\n".join(printable(line) for line in lines if line)
+        return "\n".join(printable(line) for line in lines if line.strip())
 
     @property
     def where(self) -> str:
@@ -161,6 +164,12 @@ class Origin:
     def way(self) -> str:
         """The path, with its middle left out where it is long."""
         return " → ".join(_some(self.path, 9))
+
+    @property
+    def to_do(self) -> str:
+        """The remedy, below the number of the line that it replaces if that is another line."""
+        is_elsewhere = self.replaces not in (None, self.line)
+        return f"# in place of line {self.replaces}:\n{self.remedy}" if is_elsewhere else self.remedy
 
     @property
     def means(self) -> str:
@@ -187,7 +196,7 @@ class Origin:
         rows = {
             "where": escape(place(self.filename, self.line)) + notebook.code(self.source),
             "it means": escape(_capitalized(self.means) + "."),
-            "to do": notebook.code(self.remedy) + notebook.link(self.chapter),
+            "to do": notebook.code(self.to_do) + escape(self.again and f"{self.again} ") + notebook.link(self.chapter),
             "born in": f"{self.phase}, by {notebook.word(self.operator)}{module}{rank}<br>{escape(self.where)}",
             "reached": notebook.path(steps, ", ".join(self.reached[:4]) + more),
         }

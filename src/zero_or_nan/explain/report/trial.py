@@ -10,8 +10,6 @@ more, with the rewrite in it.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -21,16 +19,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...functions.rewrites import REWRITES, Rewrite, function_in, operands_in
+from ...functions.numerics import numerics_of
+from ...functions.rewrites import REWRITES, Rewrite
 from ..births.arithmetic import number
-from ..births.call import Call, arranged, in_order
+from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.rerun import extra, without_side_effects
-from ..program.source import Expression, can_come_before, expression_at, free_name, has_functional, is_rebound
-from ..program.tensors import are_finite, not_finite, tensors_in
-from .exact import CLOSE, Lost, Outcome, cured, exactly, lost_on_the_way, measured, outcome
+from ..program.tensors import are_finite
+from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, lost_on_the_way, measured, outcome
+from .gaps import is_limit, kept_away, ordinary
+from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
+from .vectors import with_other_values
 from .widening import constant_lost, floor_under, larger_constant, widened
 
 MOST_ELEMENTS = 5_000_000
@@ -109,18 +110,22 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
 def advice_on(chains: Sequence[Chain], module: str) -> Advice:
     """Try rewrites of the calls with which a number was born, and run the call in exact arithmetic.
 
-    In this order: a rewrite, the same formula in a wider dtype, a larger eps if the dtype rounds it to 0, a bound that
-    keeps the numbers finite.
+    In this order: a rewrite, a limit, the same formula in a wider dtype, a larger eps if the dtype rounds it to 0, a
+    bound that keeps the numbers finite.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
         module: the path of the module that made this call; empty if it is not known.
     """
     failed = chains[-1]
+    if numerics_of(failed.call.name).is_open:
+        line = with_other_values(chains)
+        return NOTHING_TRIED if line is None else Advice(*line)
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
     near = chains[-1 - AFTER :]
-    found = [each for chain in near for each in tried(chain, near, lost)]
+    found = [each for chain in near for each in tried(chain, chains, lost)]
+    found.sort(key=lambda each: (bool(each.choice), each.replaces is None))
     best = next((each for each in found if not each.is_bound), None)
     if best is not None:
         if best.beyond and best.is_whole and lost is None:
@@ -129,6 +134,8 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
         others = [each for each in found if each.choice and best.choice and re.sub(r"\d", "", each.line) != other_than]
         text = "\n".join([_told(best), *map(_or, others[:1])])
         return Advice(text, best.replaces, exact, tried=(best, *others[:1]))
+    if lost is None and (away := kept_away(failed)) is not None:
+        return Advice(*away)
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
     wider = widened(chains, len(near), module)
@@ -191,7 +198,7 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
     try:
         before = outcome(chain.run(given=given), given)
         exact, _, in_float64 = exactly(chain, before, given)
-        beyond = ""
+        exact, beyond = exact.defined() if rewrite.choice else exact, ""
         if not rewrite.choice and are_finite([*given.values()]):
             wide = _by_rewrite(rewrite, names, chain, given, torch.float64)
             exact = exact.filled(outcome(wide))
@@ -200,19 +207,27 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
         after = outcome(rewritten)
         if before.is_finite:
             return None  # it does not fail by itself: what arrived in backward was too large
+        kept = after.value
+        if numerics_of(chain.call.name).ignores_infinity:  # it has the value -inf, and only its slope is to be chosen
+            after = Outcome(after.value.masked_fill((kept == before.value) & kept.isinf(), 0), after.gradients)
+        is_harmless = False
         is_exact = after.value.shape == before.value.shape and _agrees(after, before, exact, False)
         if not is_exact:
             may_choose = rewrite.choice and (lost is None or not lost.fits or exact.is_finite)
             if not may_choose or after.value.shape != before.value.shape or not _agrees(after, before, exact, True):
                 return None
-            if not all(_keeps(later, chain.call, after.value) for later in chains) or not _is_limit(chain, after.value):
+            is_harmless = lost is not None and not lost.fits and _gives_the_exact_end(rewrite, chain.call, chains)
+            near = chains[-1 - AFTER :]
+            if not is_harmless and not all(_keeps(later, chain.call, kept) for later in near):
+                return None
+            if not is_limit(chain, kept):
                 return None
         for seed in range(_ORDINARY):
             numbers = ordinary(given, seed)
             if seed % 2:  # sqrt(1 - exp(x)) exists for negative x alone
                 floats = [key for key, each in numbers.items() if each.is_floating_point()]
                 numbers |= {key: numbers[key].copysign(given[key]) for key in floats}
-            program = outcome(chain.run(torch.float64, numbers), numbers)
+            program = outcome(chain.run(torch.float64, numbers), numbers).defined()
             once_more = _by_rewrite(rewrite, names, chain, numbers, torch.float64)
             if not _is_near(outcome(once_more), program):
                 return None
@@ -220,9 +235,9 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
         return None
     return Tried(
         *line_of(rewrite, match),
-        "" if is_exact else rewrite.choice,
+        "" if is_exact else f"{rewrite.choice}. What follows is exact" if is_harmless else rewrite.choice,
         *measured(before, rewritten),
-        not is_exact and lost is not None and not lost.fits,
+        not (is_exact or is_harmless) and lost is not None and not lost.fits,
         beyond,
         chain.call.is_again(chains[-1].call),
     )
@@ -239,25 +254,34 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
     return bool(torch.allclose(now[known].double(), exact[known], rtol=close))
 
 
-def _is_limit(chain: Chain, value: Tensor) -> bool:
-    """Whether a value that was chosen is the limit there, if there is one: sin(x) / x has the limit 1 at 0."""
-    bad = not_finite(chain.run(torch.float64).result.detach())
-    operands, near = chain.call.tensors(), list[Tensor]()
-    for _ in range(2):  # what they were computed from, two calls before
-        before = [(tensor, chain.of(tensor)) for tensor in operands]
-        operands = [each for tensor, call in before for each in ([tensor] if call is None else call.tensors())]
-    given = {id(tensor): tensor for tensor in operands if tensor.is_floating_point()}
-    for seed in range(4):
-        generator = torch.Generator().manual_seed(seed)
-        for step in (1e-3, 1e-5):
-            moved = {key: tensor + step * _drawn(torch.randn, tensor, generator) for key, tensor in given.items()}
-            near.append(chain.run(torch.float64, moved).result.detach()[bad])
-    for here, chosen in zip(torch.stack(near).T, value.detach()[bad].double(), strict=True):
-        known = here[torch.isfinite(here)]
-        is_limit = len(known) > 2 and bool((known - known.mean()).abs().max() < 1e-2 * (1 + known.abs().max()))
-        if is_limit and abs(float(known.mean() - chosen)) > 5e-2 * (1 + abs(float(chosen))):
-            return False
-    return True
+def _gives_the_exact_end(rewrite: Rewrite, call: Call, chains: Sequence[Chain]) -> bool:
+    """Whether the last result that the dtype has room for, and its gradients, are exact with a rewrite of a call.
+
+    A mask of -65504 leaves out the same elements as the mask of -1e9 that float16 has no room for.
+    """
+    for later in chains:
+        before = outcome(later.run())
+        exact = exactly(later, before).found
+        if not later.call.is_again(call) and exists(before, exact):
+            changed = _with_rewrite(later, rewrite, call)
+            return changed is not None and _agrees(outcome(changed.run()), before, exact, False)
+    return False
+
+
+def _with_rewrite(chain: Chain, rewrite: Rewrite, call: Call) -> Chain | None:
+    """The chain with a rewrite in place of a call in it; None if the rewrite does not fit there."""
+    again = next((each for each in chain.calls() if each.is_again(call)), None)
+    match = next(matches(rewrite.pattern, again, chain, Match({}, ())), None)
+    if match is None:
+        return None
+    tensors = {name: thing for name, thing in match.names.items() if isinstance(thing, Tensor)}
+    names: dict[str, Any] = {"torch": torch, "F": F, **match.names}
+
+    def written(*values: Tensor) -> Any:
+        return eval(rewrite.code, names | dict(zip(tensors, values, strict=True)))
+
+    put = again._replace(func=written, args=tuple(tensors.values()), kwargs={}) if again is not None else None
+    return chain.with_calls(lambda each: put if put is not None and each is again else each)
 
 
 def _by_rewrite(
@@ -272,22 +296,10 @@ def _by_rewrite(
         run.take(key, tensor, dtype, key in chain.wanted)
     with without_side_effects(), torch.enable_grad():
         values = {name: run.values.get(id(thing), thing) for name, thing in names.items()}
+        for name, thing in names.items() if dtype is not None else ():
+            values[name] = dtype if isinstance(thing, torch.dtype) and thing.is_floating_point else values[name]
         run.result = eval(rewrite.code, {"torch": torch, "F": F}, values)
     return run
-
-
-def ordinary(given: Mapping[int, Tensor], seed: int, most: float = 1.8) -> dict[int, Tensor]:
-    """Tensors of the same shapes, with numbers between 0.05 and so much more."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        key: _drawn(torch.rand, tensor, generator) * most + 0.05 if tensor.is_floating_point() else tensor
-        for key, tensor in given.items()
-    }
-
-
-def _drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Random numbers in the shape of a tensor. They are drawn on the CPU, so they are the same on every device."""
-    return draw(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like.device)
 
 
 def _is_near(after: Outcome, program: Outcome) -> bool:
@@ -312,136 +324,3 @@ def _agrees(after: Outcome, before: Outcome, exact: Outcome, chooses: bool) -> b
         if not torch.allclose(now.double()[known], right[known], rtol=rtol, atol=atol):
             return False
     return True
-
-
-# The calls that a rewrite fits, and the line with it.
-
-
-class Match(NamedTuple):
-    """What the names of a pattern stand for, and the calls that it replaces, the last one first."""
-
-    names: Mapping[str, Any]
-    replaced: tuple[Call, ...]
-
-
-def matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) -> Iterator[Match]:
-    """The ways in which a pattern fits a call, and the calls before it."""
-    if call is None or call.name != function_in(pattern):
-        return
-    written, names = operands_in(pattern), dict(match.names)
-    given, options, unusual = arranged(call)
-    for keyword in pattern.keywords if isinstance(pattern, ast.Call) else ():
-        names[ast.unparse(keyword.value)] = options.get(str(keyword.arg))
-        unusual -= {keyword.arg}
-    if isinstance(written[-1], ast.Name) and written[-1].id == "dim":
-        parameters = ["p", "dim", "keepdim"] if call.name == "norm" else ["dim", "keepdim"]
-        options |= dict(zip(parameters, given[1:], strict=False))
-        names |= {"dim": options.get("dim"), "keepdim": options.get("keepdim", False)}
-        written, given, unusual = written[:-1], given[:1], unusual - {"dim", "keepdim"}
-        if names["dim"] is None or options.get("p") not in (None, 2, "fro"):
-            return
-    if len(given) == len(written) and not unusual - {"dtype"}:
-        for order in [given, given[::-1]] if call.name in ("add", "mul") else [given]:
-            pairs = list(zip(written, order, strict=True))
-            yield from _matches_of_each(pairs, chain, Match(names, (*match.replaced, call)))
-
-
-def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match: Match) -> Iterator[Match]:
-    """The ways in which each part of a pattern fits an operand."""
-    if not pairs:
-        yield match
-        return
-    (part, thing), *rest = pairs
-    if isinstance(part, ast.Name):
-        known = match.names.get(part.id, thing)
-        if known is thing or not isinstance(thing, Tensor) and not isinstance(known, Tensor) and known == thing:
-            yield from _matches_of_each(rest, chain, match._replace(names={**match.names, part.id: thing}))
-    elif isinstance(part, ast.Constant):
-        if not isinstance(thing, Tensor) and thing == part.value:
-            yield from _matches_of_each(rest, chain, match)
-    elif isinstance(thing, Tensor):
-        for inner in matches(part, chain.of(thing), chain, match):
-            yield from _matches_of_each(rest, chain, inner)
-
-
-def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
-    """The user's line with the rewrite in it, and its number; or the rewrite with a remark, if it can't be read."""
-    call, names = match.replaced[0], match.names
-    tensors = [name for name, thing in names.items() if any(True for _ in tensors_in(thing))]
-    expression = expression_at(call.place, call.name)
-    texts = {} if expression is None or not expression.is_whole else _texts(tensors, match, expression)
-    before = []
-    for name in [name for name in tensors if name in texts and not texts[name].isidentifier()]:
-        if expression is None or len(re.findall(rf"\b{name}\b", rewrite.code)) == 1:
-            continue
-        if not expression.has_scope and can_come_before(call.place):
-            free = free_name(name, call.place)
-            before.append(f"{free} = {texts[name]}")  # it is written once
-            texts[name] = free
-        elif "(" in texts[name]:
-            del texts[name]  # a call would run several times
-    unknown = [name for name in tensors if name not in texts]
-    written = texts | {name: free_name(name, call.place) for name in unknown}
-    written |= {name: repr(thing) for name, thing in names.items() if name not in tensors}
-    source = rewrite.code
-    if not has_functional(call.place):
-        source = re.sub(r"\bF\.", "torch.nn.functional.", source)
-    code = _short(ast.unparse(_Named(written).visit(ast.parse(source, mode="eval").body)))
-    if expression is not None and expression.is_whole and not unknown:
-        return "\n".join([*before, expression.replaced_by(code)]), call.place.line
-    where = [
-        f"# {written[name]} is an operand of {of.name} in line {of.place.line}"
-        for name, (of, _) in _uses(unknown, match)
-    ]
-    return "\n".join([f"# in place of {call.name} in line {call.place.line}", *where, *before, code]), None
-
-
-def _texts(names: Sequence[str], match: Match, last: Expression) -> dict[str, str]:
-    """The user's expression for each name, if it means the same tensor in the expression of the last call."""
-    end, texts = match.replaced[0].place, {}
-    for name, (call, at) in _uses(names, match):
-        expression = expression_at(call.place, call.name)
-        operands = [] if expression is None else expression.operands()
-        if expression is None or call.place.code is not end.code or call.is_old or at >= len(operands):
-            continue
-        is_inside = call.place.line == end.line and last.start <= expression.start <= expression.end <= last.end
-        is_again = call.place.line != end.line and "(" in operands[at]  # a call would run a second time
-        has_scope = expression.has_scope or last.has_scope
-        if is_inside or not (is_again or has_scope or is_rebound(operands[at], call.place, end)):
-            texts[name] = operands[at]
-    return texts
-
-
-def _uses(names: Sequence[str], match: Match) -> Iterator[tuple[str, tuple[Call, int]]]:
-    """For each name, the call that it is an operand of, and its position there."""
-    for name in names:
-        for call in match.replaced:
-            at = next((at for at, each in enumerate(in_order(call)) if each is match.names[name]), None)
-            if at is not None:
-                yield name, (call, at)
-                break
-
-
-def _short(code: str) -> str:
-    """Code with double quotes, and without zeros in exponents, if it means the same then."""
-    short = code.replace("e-0", "e-").replace("'", '"')
-    with contextlib.suppress(SyntaxError):
-        if ast.dump(ast.parse(short)) == ast.dump(ast.parse(code)):
-            return short
-    return code
-
-
-class _Named(ast.NodeTransformer):
-    """Puts the user's expressions in the place of names."""
-
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self.texts = texts
-
-    def visit_keyword(self, node: ast.keyword) -> ast.keyword | None:
-        """A `keepdim` of False is left out."""
-        node = ast.keyword(node.arg, self.visit(node.value))
-        return None if ast.unparse(node) == "keepdim=False" else node
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        text = self.texts.get(node.id)
-        return node if text is None else ast.parse(text, mode="eval").body

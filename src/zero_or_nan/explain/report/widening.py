@@ -13,8 +13,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import CodeType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +25,17 @@ from ...ignoring.inside import tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
-from ..program.source import can_come_before, closed, expression_at, expression_of_module, with_each, with_each_in
+from ..program.source import (
+    can_come_before,
+    closed,
+    expression_at,
+    expression_of_module,
+    is_rebound,
+    with_each,
+    with_each_in,
+)
 from ..program.tensors import are_finite, each_in
-from .exact import CLOSE, Lost, exactly, exists, failed_at, measured, outcome, texts_of
+from .exact import CLOSE, Lost, Outcome, exactly, exists, failed_at, measured, outcome, texts_of
 
 
 def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, int] | None:
@@ -39,7 +49,8 @@ def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, in
     failed = chains[-1].call
     has_half = any(tensor.dtype is torch.float16 for tensor in failed.tensors())
     at = failed_at(outcome(chains[-1].run()))
-    ways = [functools.partial(_in_a_wider_dtype, chain) for chain in reversed(chains[-formula:])]
+    ends = range(len(chains) - 1, len(chains) - 1 - formula, -1)
+    ways = [functools.partial(_in_a_wider_dtype, chains, end) for end in ends]
     if has_half:
         ways.append(functools.partial(_in_float32, chains, module, at))
     if failed.casts is not None:
@@ -53,8 +64,12 @@ def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, in
     return None
 
 
-def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
-    """The first line of a chain with its operands in a wider dtype. What follows takes the dtype from there."""
+def _in_a_wider_dtype(chains: Sequence[Chain], end: int) -> tuple[str, int] | None:
+    """The first line of the formula that ends with one of the chains, with its operands in a wider dtype.
+
+    What follows takes the dtype from there. If this is no line of its own, the names are converted in front of it.
+    """
+    chain = chains[end]
     plain = chain.run()
     before = outcome(plain)
     coming = [value for key, value in plain.values.items() if key not in chain.made and value.is_floating_point()]
@@ -63,49 +78,123 @@ def _in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     exact = exactly(chain, before).found
     if dtypes == {wider} or not exists(before, exact):
         return None
-    own = [call for call in chain.calls() if call.place.code is chain.call.place.code]
-    first = min(own, key=lambda call: call.place.line)
+    for first in _first_lines(chain):
+        for write in (_operands_converted, _names_converted):
+            written = write(chains, first, wider)
+            if written is not None:
+                value = _value_of(written, chains, end, first, wider, before, exact)
+                if value is not None:
+                    return _told(value, str(wider).removeprefix("torch."), written.line), first.place.line
+    return None
+
+
+def _value_of(
+    written: _Written,
+    chains: Sequence[Chain],
+    end: int,
+    first: Call,
+    dtype: torch.dtype,
+    before: Outcome,
+    exact: Outcome,
+) -> float | None:
+    """What a formula gives with another line, if it is exact, and if what follows takes the dtype."""
+    near = 1e-4 if dtype is torch.float64 else _NEAR
+    with contextlib.suppress(RuntimeError):
+        found, *_ = [
+            outcome(_with_wide(chain, first, dtype, written.is_from_here).run())
+            for chain in reversed(chains[: end + 1])
+        ]
+        for was, now, right in zip(before.parts, found.parts, exact.parts, strict=True):
+            if not are_finite(now.to(was.dtype)) or not _is_near(now.double(), right, near):
+                return None
+        return float(found.value[failed_at(before)])
+    return None
+
+
+class _Written(NamedTuple):
+    """A line that converts tensors, and whether it does so for all lines of the function from there on."""
+
+    line: str
+    is_from_here: bool
+
+
+def _first_lines(chain: Chain) -> Iterable[Call]:
+    """The first call of each function in the file of the last one, whose own function comes first."""
+    found: dict[CodeType, Call] = {}
+    for call in chain.calls():
+        known = found.get(call.place.code)
+        if call.place.filename == chain.call.place.filename and (known is None or call.place.line <= known.place.line):
+            found[call.place.code] = call
+    return found.values()
+
+
+def _converted(chain: Chain, first: Call, dtype: torch.dtype, is_from_here: bool) -> dict[int, Tensor]:
+    """By identity, the tensors of smaller dtypes that enter a line, or a function from this line on."""
+    inside = [call for call in chain.calls() if _is_inside(call, first, is_from_here)]
+    made = {key for key, (_, call) in chain.made.items() if any(call is each for each in inside)}
+    tensors = {id(tensor): tensor for call in inside for tensor in call.tensors() if id(tensor) not in made}
+    return {key: each for key, each in tensors.items() if each.is_floating_point() and each.dtype is not dtype}
+
+
+def _is_inside(call: Call, first: Call, is_from_here: bool) -> bool:
+    return call.place.code is first.place.code if is_from_here else call.is_beside(first)
+
+
+def _with_wide(chain: Chain, first: Call, dtype: torch.dtype, is_from_here: bool) -> Chain:
+    """The chain with conversions of these tensors in front of the calls that take them."""
+    wide = _converted(chain, first, dtype, is_from_here)
+    return chain.through(wide, lambda each: each.to(dtype), lambda call: _is_inside(call, first, is_from_here))
+
+
+def _operands_converted(chains: Sequence[Chain], first: Call, dtype: torch.dtype) -> _Written | None:
+    """The line of a call with its operands in another dtype."""
+    chain = next(each for each in reversed(chains) if any(call.is_again(first) for call in each.calls()))
     beside = [call for call in chain.calls() if call.is_beside(first)]
-    given = {id(tensor): tensor for call in beside for tensor in call.tensors() if id(tensor) not in chain.made}
-    wide = {key: tensor.to(wider) for key, tensor in given.items() if tensor.is_floating_point()}
-    texts = {text for call in beside for thing, text in texts_of(call) if id(thing) in wide}
-    operands = sum(id(tensor) in wide for call in beside for tensor in call.tensors())
-    readable = sum(id(thing) in wide for call in beside for thing, _ in texts_of(call))
+    wide = _converted(chain, first, dtype, False)
+    texts = _texts_of(beside, wide)
     expressions = [expression_at(call.place, call.name) for call in beside]
-    method = "double" if wider is torch.float64 else "float"
-    line = with_each_in(expressions, {text: f"{text}.{method}()" for text in texts})
-    if line is None or len(texts) != len(wide) or operands != readable or not all(map(str.isidentifier, texts)):
+    if texts is None or len(texts) != len(wide):
         return None
-    found = outcome(_with_wide(chain, first, wide).run())
-    gradients = dict.fromkeys(exact.gradients, torch.zeros(()))
-    keys = {id(tensor): key for key, tensor in wide.items()}
-    for (key, order), each in found.gradients.items():  # a leaf is used as it is in other lines
-        gradients[keys.get(key, key), order] = gradients[keys.get(key, key), order] + each.double()
-    near = 1e-4 if wider is torch.float64 else _NEAR
-    pairs = [(before.value, found.value, exact.value)]
-    pairs += [(before.gradients[key], gradients[key], exact.gradients[key]) for key in gradients]
-    for was, now, right in pairs:
-        if not are_finite(now.to(was.dtype)) or not _is_near(now.double(), right, near):
+    line = with_each_in(expressions, {text: f"{closed(text)}.{_METHODS[dtype]}()" for text in texts})
+    return None if line is None else _Written(line, False)
+
+
+def _names_converted(chains: Sequence[Chain], first: Call, dtype: torch.dtype) -> _Written | None:
+    """The line of a call, behind one that gives all tensors which the function reads from there on another dtype."""
+    code, names = first.place.code, set[str]()
+    for chain in chains:
+        inside = [call for call in chain.calls() if call.place.code is code]
+        texts = _texts_of(inside, _converted(chain, first, dtype, True))
+        if texts is None or not all(map(_VIEW.fullmatch, texts)):
             return None
-    value = found.value[failed_at(before)].item()
-    return _told(value, str(wider).removeprefix("torch."), line), first.place.line
+        reads = [(text.partition(".")[0], call) for call in inside for _, text in texts_of(call) if text in texts]
+        if any(is_rebound(name, first.place, call.place) for name, call in reads if call is not first):
+            return None
+        names.update(name for name, _ in reads)
+    expression = expression_at(first.place, first.name)
+    is_local = code.co_name == "<module>" or names <= {*code.co_varnames, *code.co_cellvars}
+    if not names or not is_local or expression is None or not expression.is_whole or not can_come_before(first.place):
+        return None
+    every = sorted(names)
+    head = f"{', '.join(every)} = {', '.join(f'{name}.{_METHODS[dtype]}()' for name in every)}"
+    return _Written(f"{head}\n{expression.line}", True)
+
+
+_VIEW = re.compile(r"\w+(\.m?[TH]|\.t\(\))*")
+"""A name, or a view of it that has the same dtype."""
+
+_METHODS = {torch.float64: "double", torch.float32: "float"}
+
+
+def _texts_of(calls: Sequence[Call], wide: Mapping[int, Tensor]) -> set[str] | None:
+    """The expressions of the user for tensors that calls take; None if one of them can't be read."""
+    operands = sum(id(tensor) in wide for call in calls for tensor in call.tensors())
+    texts = [text for call in calls for thing, text in texts_of(call) if id(thing) in wide]
+    return set(texts) if len(texts) == operands else None
 
 
 def _told(value: float, dtype: str, line: str) -> str:
     return f"# tried on your numbers, in {dtype}: value {number(value)}, and finite gradients\n{line}"
-
-
-def _with_wide(chain: Chain, first: Call, wide: Mapping[int, Tensor]) -> Chain:
-    """The chain with wide tensors as the operands of the calls in one line."""
-
-    def widened(call: Call) -> Call:
-        if not call.is_beside(first):
-            return call
-        args, kwargs = tree_map_only(Tensor, lambda each: wide.get(id(each), each), (call.args, dict(call.kwargs)))
-        return call._replace(args=args, kwargs=kwargs)
-
-    wanted = chain.wanted | {id(tensor) for key, tensor in wide.items() if key in chain.wanted}
-    return replace(chain.with_calls(widened), wanted=wanted)
 
 
 def _in_float32(

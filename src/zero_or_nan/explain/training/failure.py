@@ -17,7 +17,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from ...ignoring.inside import functions_unseen, graph_from, home, lead_home, leaves_of, not_compiled
 from ...replacing import put_back, replace, replace_engine
-from ..program.tensors import are_finite_at_once, each_in, tensors_in
+from ..births.arithmetic import number
+from ..program.pasted import Pasted
+from ..program.tensors import are_finite_at_once, each_in, in_several_processes, tensors_in
 from ..report.course import Course, largest, loss_among
 from ..report.report import NotFiniteError, Report
 from ..watch.watch import Watch
@@ -62,6 +64,9 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
 
     If the loss is not finite and all gradients are, a copy of parameters and states is kept until the step ends. Such a
     step fails only if it returns the loss.
+
+    If the report has a line to paste, the step runs once more with this line, up to the first step of an optimizer. The
+    report says what the loss is then, or which origin is left.
 
     If a step has several optimizers, one may change its parameters before another one fails. The first call learns
     which optimizers do this. From the second call on, a copy of their parameters and states is kept until the step
@@ -172,9 +177,50 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
             report.note(_RAISED_AGAIN.format(error=type(error).__name__))
         elif report.ok and not report.came_from_another_process:
             report.note(_NOT_REPEATED)
+        elif not (too_early or by_hand or watch_again.stepped):
+            run_with_remedy(report, partial(step, *args, **kwargs), before, habits)
         raise NotFiniteError(report) from error
 
     return run
+
+
+def run_with_remedy(report: Report, step: Callable[[], Any], before: Before, habits: _Habits) -> None:
+    """Run a step once more with the remedy of its first origin in it, and write down what it gives.
+
+    It ends before an optimizer changes anything. If the line is in no function, the step can't run with another one.
+    """
+    origin = report.origins[0] if report.origins else None
+    if origin is None or origin.replaces is None:
+        return
+    if in_several_processes():
+        origin.again = "the step was not run again with this line: the other processes would have to run it, too"
+        return
+    line = Pasted(origin.filename, origin.replaces, origin.remedy)
+    watch, watch_end = Watch(Report()), _Watch(before, habits, Course(), is_trial=True)
+    result = None
+    try:
+        with line.running() as can_run, watch as found, watch_end:
+            if can_run:
+                result = step()
+    except _Failed:
+        pass
+    except Exception as raised:
+        origin.again = f"the step, run again with this line, raised {type(raised).__name__}: {raised}"
+        return
+    finally:
+        watch_end.__exit__()
+        watch.end()
+        before.put_back()
+    if not can_run:
+        origin.again = "the step was not run again with this line, which is in no function"
+    elif found.ok and watch_end.is_fine(result):
+        loss = watch_end.loss if watch_end.loss is not None else loss_among(tensors_in(result))
+        of_loss = "" if loss is None else f"the loss is {number(float(loss))}, and "
+        origin.again = f"the step, run again with this line: {of_loss}every gradient is finite"
+    elif found.origins:
+        after = found.origins[0]
+        what = f"{after.kind}: {after.operands or after.operator}, in line {line.line_before(after.line)}"
+        origin.again = f"the step, run again with this line, has another origin: {what}"
 
 
 class _Habits:
@@ -210,9 +256,11 @@ class _Watch:
         is_scaled: whether a loss was scaled.
         loss: the last loss of the step, before it was scaled, if it is known.
         is_doubtful: whether this loss is not finite, although all gradients are. The step fails if it returns the loss.
+        is_trial: whether the step ends before an optimizer changes anything.
     """
 
-    def __init__(self, before: Before, habits: _Habits, course: Course) -> None:
+    def __init__(self, before: Before, habits: _Habits, course: Course, is_trial: bool = False) -> None:
+        self.is_trial = is_trial
         self.before = before
         self.habits = habits
         self.course = course
@@ -390,7 +438,8 @@ class _Step:
 
     def check_gradients(self) -> None:
         # A scaler gives a fused optimizer this attribute, by which the optimizer skips such a step itself.
-        if getattr(self.optimizer, "found_inf", None) is None and not self._has_finite_gradients():
+        is_bad = getattr(self.optimizer, "found_inf", None) is None and not self._has_finite_gradients()
+        if is_bad or self.watch.is_trial:
             raise _Failed
         self.watch.add_to_course()
         if self.watch.is_doubtful:

@@ -371,7 +371,7 @@ class Backward:
         is_alone = not self.events.is_partial or sum(map(is_region, self.graph)) == 1
         own = {*again.births, *(born.birth for born in inner.events.born.values())}
         for each in diagnose(inner.events, inner.shadow, {}, inner.callers.senders):
-            birth, (kind, fixed, is_sure) = each.birth, each.verdict
+            birth, (kind, fixed, is_sure, _) = each.birth, each.verdict
             known = self.events.inside.get(birth)
             if birth in own and (known is None or known.verdict.kind == "contaminated"):
                 is_sure = is_sure and (is_alone or kind == "contaminated")

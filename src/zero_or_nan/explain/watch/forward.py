@@ -23,7 +23,6 @@ from ...ignoring.inside import (
     is_captured,
     is_region,
     is_sparse,
-    is_wrapped,
     not_compiled,
     set_recording,
     unwrapped,
@@ -34,7 +33,6 @@ from ..births.call import (
     Change,
     apart,
     came_too,
-    casts_on,
     come_from,
     come_in,
     describe,
@@ -216,11 +214,8 @@ class Forward(OnStack):
     def _check(self, call: Call, result: Any, before: Tensor | None) -> None:
         """Check the results of a function one by one."""
         in_place, is_one = call.plan.in_place, type(result) is Tensor
-        computes = is_one and call.plan.numerics.makes == "numbers" and result.is_floating_point()
-        # In backward, a tensor that is kept would be copied by PyTorch.
-        if computes and not in_place and not self.findings.births.in_backward and not is_wrapped(result):
-            kept = call._replace(casts=casts_on(result.device.type))
-            self.findings.history.note(kept, result, node_of(result))
+        if not in_place and not self.findings.births.in_backward:  # where PyTorch would copy a tensor that is kept
+            self.findings.history.note_results(call, result)
         found: list[Result] = []
         for at, tensor in enumerate(tensors_in(call.args[0] if in_place and call.args else result)):
             node = node_of(tensor)
@@ -435,7 +430,7 @@ class Forward(OnStack):
                 birth = newborn(call, result.tensor, part, result.at, split.change)
                 birth.made_of = split.made_of
                 birth.half = found[0][0] if found else None
-                self.findings.history.note_birth(birth, self.findings.history.of(result.tensor))
+                self.findings.history.note_birth(birth, call, result.tensor)
                 found.append((self.findings.births.known(birth), part))
         return found
 

@@ -26,6 +26,7 @@ from torch.utils import checkpoint
 from ...ignoring.inside import (
     Edge,
     Graph,
+    any_of,
     edge_of,
     forward_class,
     functions_unseen,
@@ -43,7 +44,7 @@ from ..births.diagnosis import Shadow
 from ..births.findings import Scope, runs_hook
 from ..program.code import buffers_of, is_recomputed, plan_of
 from ..program.rerun import extra, is_extra, without_side_effects
-from ..program.tensors import are_finite, in_several_processes, tensors_in, unseen
+from ..program.tensors import are_finite, in_several_processes, numbers_of, tensors_in, unseen
 
 function_modes = _get_current_function_mode_stack
 """The modes for functions that are on in this thread, the uppermost last."""
@@ -134,16 +135,23 @@ def shadow_of(
             if any(is_checkpoint(node) for node in graph):  # a reentrant checkpoint refuses to work for `grad`
                 undoing.has_passes_inside = True
                 torch.autograd.backward(roots, vectors, retain_graph=True)
-                grads = ((at, leaf.grad) for at, (leaf, _) in undoing.leaves.items())
-                shadow.leaves = {at: grad is None or are_finite(grad) for at, grad in grads}
+                grads = {at: leaf.grad for at, (leaf, _) in undoing.leaves.items()}
+                shadow.leaves = {at: grad is None or are_finite(grad) for at, grad in grads.items()}
+                shadow.zeros = {at for at, grad in grads.items() if _is_zero(grad)}
             else:
                 asked = [GradientEdge(node, output) for node, output in edges]
                 gradients = torch.autograd.grad(roots, asked, vectors, retain_graph=True, allow_unused=True)
                 shadow.edges = dict(zip(edges, map(are_finite, gradients), strict=True))
+                shadow.zeros = {edge for edge, grad in zip(edges, gradients, strict=True) if _is_zero(grad)}
     except Exception:
         return None
     shadow.let_go()
     return shadow
+
+
+def _is_zero(gradient: Tensor | None) -> bool:
+    here = None if gradient is None else numbers_of(gradient)
+    return here is not None and not any_of(here != 0)
 
 
 def _may_run_only_once(node: Any) -> bool:

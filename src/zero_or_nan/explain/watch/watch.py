@@ -158,7 +158,7 @@ class Watch:
                     self.report.note(FIXED_UNCOMPILED)
             self.narration.add(found, self._names())
         if backward.outer is None and not backward.request.keeps_graph:
-            self.findings.history.clear()  # what a pass has gone through is let go
+            self.findings.history.let_go()
         if was_ok and backward.outer is None and backward.request.accumulates:
             self._follow(backward)
 

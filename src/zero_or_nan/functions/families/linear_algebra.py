@@ -33,7 +33,8 @@ function("LuUnpack", selects=True)
 # Of the matrix, a triangle. A result that is finite shows that no pivot was 0 and that no inverse overflowed.
 function("LinalgSolveTriangular TriangularSolve", selects=True, safe_if=FINITE)
 
-numerics("svd", like="linalg_svd")
+numerics("linalg_svd linalg_eigh", is_open=True)
+numerics("svd", like="linalg_svd", is_open=True)
 numerics("logdet linalg_slogdet", like="slogdet")
 
 

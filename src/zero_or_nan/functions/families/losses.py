@@ -65,6 +65,11 @@ for name in ("cross_entropy", "nll_loss"):
         "the mean over no targets is 0",
     )
 rewrite(
+    "cross_entropy(x, target, label_smoothing=s)",
+    "(1 - s) * F.cross_entropy(x, target) + s * torch.where(x == -torch.inf, 0, -x.log_softmax(1)).mean()",
+    "a class with the score -inf gets no part of the smoothing",
+)
+rewrite(
     "ctc_loss(x, targets, n, m, reduction=r)",
     "F.ctc_loss(x, targets, n, m, reduction=r, zero_infinity=True)",
     "a target without an alignment counts 0",
@@ -73,6 +78,16 @@ rewrite(
     "kl_div(x, p, reduction=r)",
     "F.kl_div(x, torch.where(p == 0, 1e-30, p), reduction=r)",
     "a target of 0 counts as 1e-30",
+)
+rewrite(
+    "kl_div(x, p, reduction=r)",
+    "F.kl_div(x, p.clamp_min(0), reduction=r)",
+    "a negative target counts as 0",
+)
+rewrite(
+    "poisson_nll_loss(x, target, log_input=f, reduction=r)",
+    "F.poisson_nll_loss(x.clamp_min(1e-8), target, log_input=f, reduction=r)",
+    "a rate below 1e-8 counts as 1e-8, with a slope of 0",
 )
 
 

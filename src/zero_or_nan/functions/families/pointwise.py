@@ -277,8 +277,10 @@ rewrite("p * log(q)", "torch.where(p == 0, 0, p * torch.where(p == 0, 1, q).log(
 rewrite("p * q", "torch.where(p == 0, 0, p * torch.where(p == 0, 0, q))", "0 times an infinity is 0")
 rewrite("atan(a / b)", "torch.atan2(a, b)", "the slope at b = 0 is that of the angle of (b, a)")
 rewrite("sqrt(x)", "torch.where(x == 0, 0, torch.where(x == 0, 1, x).sqrt())", "the slope at 0 is 0")
+rewrite("sqrt(x)", "x.clamp_min(1e-12).sqrt()", "a number below 1e-12 counts as 1e-12, with a slope of 0")
 rewrite("rsqrt(x)", "torch.where(x == 0, 0, torch.where(x == 0, 1, x).rsqrt())", "the value at 0 is 0")
 rewrite("x ** p", "torch.where(x == 0, 0, torch.where(x == 0, 1, x) ** p)", "the value and the slope at 0 are 0")
+rewrite("x ** p", "x.clamp_min(1e-8) ** p", "a number below 1e-8 counts as 1e-8, with a slope of 0")
 rewrite("a / b", "torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))", "a / 0 is 0")
 rewrite("a / b", "a / b.clamp_min(1e-6)", "a number below 1e-6 counts as 1e-6")
 for most in (20, 10):  # the second for float16
@@ -294,6 +296,11 @@ for name in ("acos", "asin"):
     )
 rewrite(
     "atanh(x)", "x.clamp(-1 + 1e-6, 1 - 1e-6).atanh()", "a number beyond 1 - 1e-6 counts as this one, with a slope of 0"
+)
+rewrite(
+    "to(x, d)",
+    "x.clamp(torch.finfo(d).min, torch.finfo(d).max).to(d)",
+    "a number that the dtype has no room for counts as its largest, with a slope of 0",
 )
 rewrite("logit(x)", "x.logit(eps=1e-6)", "the slope at 0 and 1 is 0")
 

@@ -47,6 +47,18 @@ rewrite(
     f"x.masked_fill({_EMPTY}, 0).softmax(dim).masked_fill({_EMPTY}, 0)",
     "a row of nothing but -inf becomes 0",
 )
+rewrite(
+    "logaddexp(a, b)",
+    "torch.where(torch.maximum(a, b) == -torch.inf, -torch.inf, "
+    "torch.logaddexp(a, torch.where(torch.maximum(a, b) == -torch.inf, 0, b)))",
+    "the slope of -inf and -inf is 0",
+)
+rewrite(
+    "logsumexp(x, dim)",
+    f"x.masked_fill({_EMPTY}, 0).logsumexp(dim, keepdim=keepdim)"
+    f".masked_fill({_EMPTY.replace('True', 'keepdim')}, -torch.inf)",
+    "the slope of a row of nothing but -inf is 0",
+)
 
 aten = torch.ops.aten
 

@@ -1,0 +1,92 @@
+"""The program with a line of a remedy in it, for another run. The file stays as it is.
+
+The file is compiled with the line, and its functions get their new code while the program runs again. So what runs is
+what the report prints. Code that is in no function has run, and can't run again.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import linecache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FunctionType
+
+
+class Pasted:
+    """A file with other code in place of a line.
+
+    Args:
+        filename, line: the line.
+        code: what replaces it.
+
+    Attributes:
+        lines: the lines of the file with the code in it.
+        shift: the number of lines that it has more.
+    """
+
+    def __init__(self, filename: str, line: int, code: str) -> None:
+        self.filename, self.line = filename, line
+        lines = linecache.getlines(filename)
+        old = lines[line - 1 : line]
+        indent = "".join(each[: len(each) - len(each.lstrip())] for each in old)
+        new = [f"{indent}{each}\n" for each in code.splitlines()]
+        self.lines = [*lines[: line - 1], *new, *lines[line:]]
+        self.shift = len(new) - 1
+
+    def compiled(self) -> CodeType:
+        """The code of the file.
+
+        Raises:
+            SyntaxError: if the code does not fit there.
+        """
+        return compile("".join(self.lines), self.filename, "exec")
+
+    def line_before(self, line: int) -> int:
+        """The line of the file as it is, for a line of the file with the code in it."""
+        return line if line <= self.line else max(self.line, line - self.shift)
+
+    @contextmanager
+    def running(self) -> Iterator[bool]:
+        """While entered, the functions of the file run its new code. The value is whether one of them has the line."""
+        before: list[tuple[FunctionType, CodeType]] = []
+        known = linecache.cache.get(self.filename)
+        try:
+            codes = {self._key(code): code for code in _each_in(self.compiled())}
+            for function in _functions_of(self.filename):
+                old = function.__code__
+                code = codes.get((old.co_qualname, old.co_firstlineno, old.co_freevars))
+                if code is not None:
+                    before.append((function, old))
+                    function.__code__ = code
+            text = "".join(self.lines)
+            linecache.cache[self.filename] = len(text), None, self.lines, self.filename
+            yield any(self._has_line(function.__code__) for function, _ in before)
+        finally:
+            for function, old in before:
+                function.__code__ = old
+            linecache.cache.pop(self.filename, None)
+            if known is not None:
+                linecache.cache[self.filename] = known
+
+    def _key(self, code: CodeType) -> tuple[str, int, tuple[str, ...]]:
+        return code.co_qualname, self.line_before(code.co_firstlineno), code.co_freevars
+
+    def _has_line(self, code: CodeType) -> bool:
+        new = range(self.line, self.line + self.shift + 1)
+        return any(line in new for each in _each_in(code) for _, _, line in each.co_lines())
+
+
+def _each_in(code: CodeType) -> Iterator[CodeType]:
+    """A code object, and those inside of it."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _each_in(const)
+
+
+def _functions_of(filename: str) -> list[FunctionType]:
+    """The functions of a file. No list of all objects may outlive the call that makes it, as in `all_modules`."""
+    every = itertools.chain.from_iterable(map(gc.get_objects, (None,)))
+    return [each for each in every if type(each) is FunctionType and each.__code__.co_filename == filename]

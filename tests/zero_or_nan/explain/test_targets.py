@@ -1,0 +1,95 @@
+"""A target that has NaN is compared where it is known, and the line that does so ran on the numbers of the program."""
+
+import pytest
+import torch
+
+from zero_or_nan.explain.births.arithmetic import number
+
+PREDICTED = "y = torch.tensor([0.5, torch.nan, 0.25, 0.75])\np = x * 1\n"
+KNOWN = f"{PREDICTED}p, y = p[[0, 2, 3]].double(), y[[0, 2, 3]].double()\n"
+WITHOUT_GRADIENT = "e = (torch.where(y.isnan(), p.detach(), p) - y) ** 2"
+GAPS = {  # lines with a target y that has NaN, the line that is written, and the loss by the rows that are known
+    "in two lines, with weights": (
+        "w = torch.arange(4.0)\nloss = (w * (p - y).abs()).sum() / w.sum()",
+        "loss = (w[known] * (p[known] - y[known]).abs()).sum() / w[known].sum()",
+        "((p - y).abs() * torch.tensor([0.0, 2.0, 3.0])).sum() / 5",
+    ),
+    "a module, and a call in its line": (
+        "class Own:\n    loss = torch.nn.HuberLoss()\nloss = Own.loss(x * 1, y.view(4))",
+        "loss = Own.loss((x * 1)[known], target[known])", "((p - y) ** 2 / 2).mean()",
+    ),
+    "a number of elements that stays": (
+        "loss = ((p - y) ** 2).sum() / len(y)", "loss = ((p[known] - y[known]) ** 2).sum() / len(y)",
+        "((p - y) ** 2).sum() / 4",
+    ),
+    "classes": (
+        "y = torch.stack([y, 1 - y], 1)\nq = torch.stack([p, -p], 1)\nloss = F.cross_entropy(q, y)",
+        "loss = F.cross_entropy(q[known], y[known])",
+        "-(y * F.logsigmoid(2 * p) + (1 - y) * F.logsigmoid(-2 * p)).mean()",
+    ),
+    # The program drops the NaN after the comparison. The line that is written gives the gradient that `ignoring` gives.
+    "selected in its line": (
+        "loss = F.mse_loss(p, y.view(4), reduction='none')[~y.isnan()].sum() / len(y)",
+        "loss = F.mse_loss(p[known], target[known], reduction='none').sum() / len(y)", "",
+    ),
+    "with weights": (
+        "w = torch.arange(4.0)\nloss = (w * (p - y) ** 2).nansum()",
+        "loss = (w[known] * (p[known] - y[known]) ** 2).nansum()", "",
+    ),
+    "selected later": ("e = (p - y) ** 2\nloss = e[~y.isnan()].mean()", WITHOUT_GRADIENT, ""),
+    "with a number of all": ("e = (p - y) ** 2\nloss = e.nansum() / len(e)", WITHOUT_GRADIENT, ""),
+    "counted as 0": (
+        "loss = F.mse_loss(p, y, reduction='none').nan_to_num(0).mean()",
+        "loss = F.mse_loss(torch.where(y.isnan(), p.detach(), p), y, reduction='none').nan_to_num(0).mean()", "",
+    ),
+    "the mean of all": (
+        "loss = torch.where(y.isnan(), 0, (p - y) ** 2).mean()",
+        "loss = torch.where(y.isnan(), 0, (p - torch.where(y.isnan(), 0, y)) ** 2).mean()", "",
+    ),
+}  # fmt: skip
+NUMBERS = [0.1, 0.2, 0.3, 0.4]
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_a_target_with_gaps_is_compared_where_it_is_known(program, name):
+    lines, line, right = GAPS[name]
+    (origin,) = program.origins(NUMBERS, PREDICTED + lines)
+    assert f"\n{line}\n" in f"{origin.remedy}\n" and "two-penguins" in origin.chapter, origin
+    after = program.paste(origin)
+    if right:
+        assert origin.kind == "bad input" and f"value {number(after['loss'].item())}," in origin.remedy, origin
+        program.write(NUMBERS, f"{KNOWN}loss = {right}")
+    else:
+        assert origin.kind == "contaminated" and origin.remedy.index(line) < origin.remedy.index("ignoring"), origin
+        program.write(NUMBERS, f"{PREDICTED}{lines}\nfrom zero_or_nan import ignoring\nignoring.backward(loss)")
+    found, expected = ([names["loss"], names["x"].grad] for names in (after, program.run()))
+    torch.testing.assert_close(found, expected, check_dtype=False)
+
+
+TARGET, DATA = "in a target", "good = torch.isfinite("
+NO_GAPS = {
+    "loss = (p - y).var()": TARGET,
+    "loss = (p.view(2, 2) - y.view(2, 2)).abs().mean(0).sum()": TARGET,
+    "d = p.view(2, 2) - y.view(2, 2)\nloss = d.abs().mean()\nlog = d.mean(0)": TARGET,
+    "loss = sum(F.mse_loss(q, t) for q, t in [(p, y)])": TARGET,
+    "loss = (\n    F.mse_loss(p, y)\n)": TARGET,
+    "loss = F.mse_loss(y * x, torch.ones(4))": DATA,
+    "loss = F.mse_loss(torch.cumsum(y, 0) * x, y)": DATA,
+    "y = y.nan_to_num(torch.inf)\nloss = F.mse_loss(p, y)": DATA,
+    # The gradient of s is 0 × NaN, too, and to leave the gaps out is another mean.
+    "s = torch.ones((), requires_grad=True)\nloss = (s * (p - y) ** 2).nan_to_num(0).mean()": "ignoring.backward(loss)",
+}
+
+
+@pytest.mark.parametrize("lines", NO_GAPS)
+def test_elements_that_have_no_loss_of_their_own_are_not_left_out(program, lines):
+    (origin, *_) = program.origins(NUMBERS, PREDICTED + lines)
+    assert origin.replaces is None and NO_GAPS[lines] in origin.remedy, origin
+
+
+def test_each_origin_of_a_program_has_its_own_line_and_number(program):
+    lines = "t = torch.tensor([torch.nan, 1, 1, 1])\none = F.mse_loss(p, y)\nloss = one + F.l1_loss(p, t)"
+    found = [each.remedy.splitlines()[-1] for each in program.origins(NUMBERS, PREDICTED + lines)]
+    assert found == ["one = F.mse_loss(p[known], y[known])", "loss = one + F.l1_loss(p[known], t[known])"]
+    _, origin = program.origins([100.0, 1.0], "y = x.exp() * 2\nz = y * 3e38\nz.sum().backward()")
+    assert origin.exact == "and its exact value is 1.63097e39: float32 ends at 3.4e38", "not of the other element"
