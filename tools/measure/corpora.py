@@ -63,20 +63,21 @@ def answers(
     Args:
         every: all programs.
         names: those to run; empty for all.
-        held: the recorded answers to the part *held*, which stay as they are. This part runs only if it has none.
+        held: the recorded answers to programs of the part *held*, which stay as they are. Only the others run.
         answer: runs a program. The answer is a dataclass.
         seconds, lost, told: as of `all_apart`.
     """
     by_name = {program.name: program for program in every}
     chosen = [by_name[name] for name in named(names, by_name, "program")]
-    run = chosen or [program for program in every if program.part != "held" or not held]
+    recorded = {row["name"] for row in held}
+    run = chosen or [program for program in every if program.part != "held" or program.name not in recorded]
     found = all_apart(run, answer, seconds, lost, told)
     if chosen:
         return {}
     parts: dict[str, list[dict[str, Any]]] = {}
     for program, each in zip(run, found, strict=True):
         parts.setdefault(program.part, []).append(asdict(each))
-    return {**parts, "held": held or parts["held"]}
+    return {**parts, "held": [*held, *parts.get("held", [])]}
 
 
 def variables(folder: Path, source: str) -> dict[str, Any]:

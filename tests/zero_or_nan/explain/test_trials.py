@@ -162,18 +162,6 @@ WRITTEN = {
         "loss = F.cross_entropy(s, torch.tensor([0]), label_smoothing=0.1)", "gets no part of the smoothing. ",
         "torch.tensor([[-0.673357, 0.673357, 0]])",
     ),
-    "a negative number": (
-        [0.5, 2.0], "loss = (x - 1).log().sum()", ".log().sum()\n# a negative number has no logarithm",
-        "x / 2 * (x > 1)",
-    ),
-    "a negative base": (
-        [0.5, 2.0], "loss = ((x - 1) ** 2.3).sum()", "\nloss = ((x - 1).clamp_min(1e-8) ** 2.3).sum()\n# a negative",
-        "2.3 * (x > 1)",
-    ),
-    "a negative rate": (
-        [-0.5, 2.0], "loss = F.poisson_nll_loss(x, torch.ones(2), log_input=False, reduction='sum')",
-        "\nloss = F.poisson_nll_loss(x.clamp_min(1e-8), torch.ones(2), log_input=False", "x / 4 * (x > 1)",
-    ),
     "a negative target": (
         [0.5, 2.0], "loss = F.kl_div(x, torch.tensor([1.25, -0.25]), reduction='sum')",
         "\nloss = F.kl_div(x, torch.tensor([1.25, -0.25]).clamp_min(0), reduction=", "-1.25 * (x < 1)",
@@ -309,7 +297,13 @@ def loop(lines):
 EXISTS = "neither float64 nor a choice of 0 gives it: write the\n# formula in another way"
 NOT_IN_FLOAT32 = "# or float32 for this function alone"
 BOUND = "A bound keeps it finite"
+MEANT = "the mistake before this line. A clamp hides it, unless it is a rounding. If it is meant:\n#   # a choice: "
 ADVICE = {  # as above, where no line of the program is replaced
+    "a negative number": ([0.5, 2.0], "loss = (x - 1).log().sum()", MEANT),
+    "a negative base": ([0.5, 2.0], "loss = ((x - 1) ** 2.3).sum()", MEANT),
+    "a negative rate": (
+        [-0.5, 2.0], "loss = F.poisson_nll_loss(x, torch.ones(2), log_input=False, reduction='sum')", MEANT
+    ),
     "erf": ([8.0, 0.5], "loss = torch.log(1 - torch.erf(x)).sum()", EXISTS),
     "underflow": (
         [-800.0], "loss = torch.log(F.softplus(x)).sum()",

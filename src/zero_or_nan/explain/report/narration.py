@@ -78,8 +78,9 @@ class _Narrated:
         known = situation, origin.dtype, origin.fixed, birth.operands, birth.phase, self.has_others, birth.of_large
         code, origin.chapter = remedy(self.kind, *known, advice.refused, tensor, advice.fits)
         origin.remedy, origin.replaces = advice.remedy or code, advice.replaces
-        if advice.remedy and code == REMEDIES["undefined", OUTSIDE].code:
-            origin.remedy = f"{advice.remedy}\n{code}"
+        if advice.remedy and code == REMEDIES["undefined", OUTSIDE].code:  # what cuts the number off hides a mistake
+            choices = "".join(f"\n#   {line}" for line in advice.remedy.splitlines())
+            origin.remedy, origin.replaces = f"{code}. If it is meant:{choices}", None
         measured = None if advice.replaces is None else Measured(None, None, True, "")
         origin.remedies = [
             Remedy(each.line, each.replaces, Measured(each.value, each.gradient, not each.choice, each.choice))

@@ -52,7 +52,9 @@ def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, in
     ends = range(len(chains) - 1, len(chains) - 1 - formula, -1)
     ways = [functools.partial(_in_a_wider_dtype, chains, end) for end in ends]
     if has_half:
-        ways.append(functools.partial(_in_float32, chains, module, at))
+        alone = functools.partial(_in_float32, chains, module, at)
+        is_autocasts = any(call.casts is not None for call in chains[-1].calls())  # the operands may be float32
+        ways.insert(0 if is_autocasts else len(ways), alone)
     if failed.casts is not None:
         outside = [chain.without_autocast(failed) for chain in chains]
         ways.append(functools.partial(_in_float32, outside, module, at, f'"{failed.tensors()[0].device.type}"'))

@@ -107,8 +107,10 @@ class ExplainedMethod:
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         self.restore(self.counts)
-        self.result = self.method(*args, **kwargs)
-        return self.loss_of(self.result)
+        result = self.method(*args, **kwargs)
+        if self.result is None:  # a step that fails runs again, also with a remedy in it
+            self.result = result
+        return self.loss_of(result)
 
 
 def put_back(owner: Any, name: str) -> None:
