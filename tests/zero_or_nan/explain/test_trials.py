@@ -162,6 +162,10 @@ WRITTEN = {
         "loss = F.cross_entropy(s, torch.tensor([0]), label_smoothing=0.1)", "gets no part of the smoothing. ",
         "torch.tensor([[-0.673357, 0.673357, 0]])",
     ),
+    "a view in the middle of the line": (
+        [16.2, -2.6], "y = F.log_softmax(x[None], dim=1).gather(1, torch.tensor([[0]])).squeeze(-1).mean()\n"
+        "loss = torch.log1p(-torch.exp(y))", "\ny = F.log_softmax(x.double()[None], dim=1).gather(1, ",
+    ),
     "a negative target": (
         [0.5, 2.0], "loss = F.kl_div(x, torch.tensor([1.25, -0.25]), reduction='sum')",
         "\nloss = F.kl_div(x, torch.tensor([1.25, -0.25]).clamp_min(0), reduction=", "-1.25 * (x < 1)",

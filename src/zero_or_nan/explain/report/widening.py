@@ -133,7 +133,11 @@ def _first_lines(chain: Chain) -> Iterable[Call]:
 def _converted(chain: Chain, first: Call, dtype: torch.dtype, is_from_here: bool) -> dict[int, Tensor]:
     """By identity, the tensors of smaller dtypes that enter a line, or a function from this line on."""
     inside = [call for call in chain.calls() if _is_inside(call, first, is_from_here)]
-    made = {key for key, (_, call) in chain.made.items() if any(call is each for each in inside)}
+    made: set[int] = set()
+    for key, (_, call) in chain.made.items():  # a view has no place, and belongs to the line that made its base
+        is_view = not call.place.filename and any(id(tensor) in made for tensor in call.tensors())
+        if is_view or any(call is each for each in inside):
+            made.add(key)
     tensors = {id(tensor): tensor for call in inside for tensor in call.tensors() if id(tensor) not in made}
     return {key: each for key, each in tensors.items() if each.is_floating_point() and each.dtype is not dtype}
 
