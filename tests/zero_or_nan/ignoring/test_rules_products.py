@@ -56,6 +56,15 @@ def test_the_gradients_of_both_factors(product, poison, count, cheap):
     assert_fixed(multiply, [poisoned, weight], [clean, weight], used, 1e-5, 1e-6)
 
 
+def test_a_bias_learns_alone(cheap):
+    """Neither factor has a gradient, and the node saves none of them."""
+    layer = torch.nn.Linear(3, 2)
+    layer.weight.requires_grad_(False)
+    y = layer(torch.tensor([[1.0, 2.0, 3.0], [nan, nan, nan]]))
+    ignoring.backward(torch.where(y.isnan(), 0, y.exp()).sum())
+    torch.testing.assert_close(layer.bias.grad, y[0].exp().detach())
+
+
 def test_what_was_not_used_is_not_multiplied(cheap):
     """Half of the rows are taken of both factors; none where the whole product is cheap."""
     x, w = torch.randn(16, 7).requires_grad_(), torch.randn(5, 7).requires_grad_()

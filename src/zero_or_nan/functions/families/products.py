@@ -280,6 +280,8 @@ def _is_cheap(node: Any) -> bool:
     if not can_be_read_again(node, unknown=False):
         return False
     first, second = _factors(node)
+    if first is None and second is None:  # only a bias has a gradient
+        return False
     summed = first.shape[-1] if first is not None else second.shape[-2]
     return bool(math.prod(node._input_metadata[0].shape) * summed <= CHEAP)
 
