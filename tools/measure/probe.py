@@ -95,7 +95,7 @@ def answer(loss: Program) -> Answer:
 
 def _works(folder: Path, source: str, finding: Finding) -> bool | None:
     """Whether a remedy, pasted, makes the loss and its gradients finite on the input of the finding."""
-    changed = written(source, finding.origin)
+    changed = written(source, finding.origin) if finding.origin is not None else None
     if changed is None:
         return None
     with explain() as report:

@@ -125,7 +125,9 @@ HEALTHY = {
     "a bound of a probability, which never exceeds 1": (
         lambda p: -(1 - p).clamp_min(torch.finfo(p.dtype).eps).log().mean(), wants(0.1, 0.8, 0.4)
     ),
-    "a choice that rounding changes": (lambda x: x[(1e4 + x).argmax()] / x.abs().max().clamp_min(1e-9), wants(0.1, -0.9, 0.4)),
+    "a choice that rounding changes": (
+        lambda x: x[(1e4 + x).argmax()] / x.abs().max().clamp_min(1e-9), wants(0.1, -0.9, 0.4)
+    ),
     "far from the example, where float64 fails too": (lambda x: (1 - x**2).sqrt().mean(), wants(0.3, -0.5, 0.9)),
     "far, and negative": (lambda x: (x + 100).log().mean(), wants(3.0, -5.0)),
     "far, and above 1": (lambda p: (1.5 - p).log().mean(), wants(0.3, 0.5, 0.9)),

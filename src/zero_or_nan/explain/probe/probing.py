@@ -238,10 +238,11 @@ class Search:
         found = rounded(self.loss, candidate.case, example)
         if found is None or any(key[:2] == found.key[:2] for key in self._kept):
             return
+        key = found.key
 
         def shows(case: Case) -> bool:
             other = None if self._is_over() else rounded(self.loss, case, example)
-            return other is not None and other.key == found.key
+            return other is not None and other.key == key
 
         least = less_grown(candidate, shows)
         if (found := rounded(self.loss, least.case, example)) is not None:
