@@ -23,7 +23,7 @@ from ..project import Project
 from .apart import all_apart
 from .corpora import Program, answers, programs, variables, written
 from .records import keep, made_with, prose, read
-from .torchs_losses import LOSSES, TRACKER, searchable
+from .torchs_losses import LOSSES, OFF, TRACKER, searchable
 
 FILE = Path("tests/zero_or_nan/explain/losses.md")
 SECONDS = 10.0
@@ -142,8 +142,9 @@ def summed(rows: list[dict[str, Any]]) -> dict[str, int]:
     }
 
 
-def _on_tracker(name: str) -> str:
-    return next((text for start, text in TRACKER.items() if name.startswith(start)), "no report found")
+def _on_tracker(name: str, kind: str) -> str:
+    known = OFF if kind == "rounded" else TRACKER
+    return next((text for start, text in known.items() if name.startswith(start)), "no report found")
 
 
 def shown(content: dict[str, Any]) -> str:
@@ -155,9 +156,10 @@ def shown(content: dict[str, Any]) -> str:
     table = show.table(caption, ["answer", *parts.values()], body, stack=True)
     rows = [
         [
-            f'<code>{row["code"]}</code> <span class="zn-note">in {each["function"]}</span>',
+            f'<code>{row["code"]}</code> <span class="zn-note">in {each["function"]}'
+            f"{', finite but off' * (each['kind'] == 'rounded')}</span>",
             each["distance"],
-            _on_tracker(row["name"]),
+            _on_tracker(row["name"], each["kind"]),
         ]
         for row in content["torch_losses"]
         for each in row["findings"]
