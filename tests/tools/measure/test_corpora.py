@@ -96,7 +96,7 @@ def test_what_crashes_is_not_found_and_the_held_answers_stay_as_they_were(tool, 
     for recorded in ({}, {key: [old]}):
         monkeypatch.setattr(tool, "read", lambda *_, recorded=recorded: recorded)
         getattr(tool, name)(type("Project", (), {"root": ROOT}))
-        assert [each["name"] for each in kept[key]] == ["old" if recorded else "held"]
+        assert [each["name"] for each in kept[key]] == [*["old"] * bool(recorded), "held"]
         found = tool.summed(kept["work"])
         assert (found["losses with a bug"], found["the line is found"]) == (1, 0) if tool is probe else found["nothing"]
     assert "held back" in tool.shown(kept)
