@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,9 +97,26 @@ def _run(options: argparse.Namespace, project: Project) -> int:
 
 
 def _interrupt(*_: object) -> None:
-    """End the command, and ignore Ctrl-C from now on, because a second one would end the clean-up with a traceback."""
+    """End the command, and ignore Ctrl-C from now on, because a second one would end the clean-up with a traceback.
+
+    Python drops an exception that is raised in a destructor or in a callback of a weak reference. If that happens to
+    this one, the command ends by itself after ten seconds, without its clean-up.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    last = threading.Timer(10, _end)
+    last.daemon = True
+    last.start()
     raise KeyboardInterrupt
+
+
+def _end() -> None:
+    """Say how to go on, and leave out Python's own work at its end.
+
+    Threads would wait for their kernels, which are dead, and nbclient would print a traceback for each of them.
+    """
+    print("\ninterrupted; run the same command again, and it continues from here", file=sys.stderr)
+    sys.stdout.flush()
+    os._exit(130)
 
 
 if __name__ == "__main__":
@@ -106,9 +124,5 @@ if __name__ == "__main__":
     try:
         status = main()
     except KeyboardInterrupt:
-        print("\ninterrupted; run the same command again, and it continues from here", file=sys.stderr)
-        sys.stdout.flush()
-        # Python's own work at its end is left out: threads would wait for their kernels, which are dead, and nbclient
-        # would print a traceback for each of them.
-        os._exit(130)
+        _end()
     sys.exit(status)
