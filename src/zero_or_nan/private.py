@@ -86,6 +86,7 @@ torch.overrides._get_current_function_mode_stack, _pop_mode, _push_mode | switch
 torch.testing._internal.common_methods_invocations.op_db | operators to check | selfcheck leaves them out
 torch.utils._python_dispatch.TorchDispatchMode | sees operators | import fails
 torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo | fast modes | fine, if older
+torch.utils._python_dispatch.is_in_torch_dispatch_mode | puts back flags after a mode | modes fail
 torch.utils._pytree.TreeSpec, keystr, tree_flatten_with_path, tree_map, tree_map_only | nested arguments | import fails
 torch.utils._pytree.tree_flatten, tree_unflatten, tree_leaves | nested arguments | import fails
 torch.utils.checkpoint._CachedTorchDispatchMode, _VersionWrapper | its cache | explain knows less

@@ -59,6 +59,7 @@ from ..masks.trees import tree_map_only as tree_map_only
 from ..masks.watching import Mode as Mode
 from ..masks.watching import functions_unseen as functions_unseen
 from ..masks.watching import is_profiled as is_profiled
+from ..masks.watching import modes_on as modes_on
 from ..masks.watching import pop_mode as pop_mode
 from ..masks.watching import push_mode as push_mode
 from ..masks.watching import set_recording as set_recording

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .cotangent import unwrap
@@ -20,6 +21,9 @@ from .numbers import form_of
 push_mode: Callable[[TorchDispatchMode], None] = torch._C._push_on_torch_dispatch_stack
 pop_mode: Callable[[None], Any] = torch._C._pop_torch_dispatch_stack
 """Put a dispatch mode above all others, and take the uppermost one away."""
+
+modes_on: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""How many dispatch modes are on in this thread."""
 
 functions_unseen = torch._C.DisableTorchFunction
 """A context in which neither a subclass of Tensor nor a mode for functions sees which functions are called."""
@@ -31,12 +35,26 @@ set_recording = torch._C._set_grad_enabled
 """Switch the recording of the graph on or off. `torch.set_grad_enabled` takes several times as long."""
 
 
+_FLAGS = [name for name in vars(_python_dispatch) if name.startswith("_is_in_")]
+
+
 class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that does not import Dynamo. Newer releases of PyTorch wrap other modes, and the wrapper imports it."""
+    """A mode that does not import Dynamo. Newer releases of PyTorch wrap other modes, and the wrapper imports it.
+
+    PyTorch notes in flags of the whole process that a mode is on, and each mode puts back what it found. If two
+    threads leave their modes in the order in which they entered them, the flags stay. Before 2.12, `torch.compile`
+    then compiles nothing until the process ends. Therefore the flags are put back here, too.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        if _python_dispatch.is_in_torch_dispatch_mode() and not modes_on():
+            for flag in _FLAGS:
+                setattr(_python_dispatch, flag, False)
 
 
 class Watching(Mode):  # type: ignore[no-untyped-call]

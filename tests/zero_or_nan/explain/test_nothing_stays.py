@@ -16,12 +16,13 @@ from origins import report_of
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 import zero_or_nan
 from zero_or_nan import explain
 from zero_or_nan.explain.program.rerun import without_warnings
+from zero_or_nan.masks.watching import Mode
 
 
 def of_pytorch():
@@ -170,6 +171,24 @@ def test_two_threads():
     with explain() as report:  # in this thread
         in_threads(work, torch.log, torch.sqrt)
     assert reports == {torch.log: ["log"], torch.sqrt: ["sqrt"]} and report.ok and not report.passes
+
+
+def test_the_compiler_compiles_after_two_threads():
+    """They leave their modes in the order in which they entered them, which leaves flags of PyTorch set."""
+    entered, left = threading.Event(), threading.Event()
+
+    def work():
+        with Mode():
+            entered.set()
+            left.wait(20)
+
+    other = threading.Thread(target=work)
+    with Mode():
+        other.start()
+        entered.wait(20)
+    left.set()
+    other.join()
+    assert not is_in_torch_dispatch_mode()
 
 
 def test_the_filters_of_warnings_after_two_threads():

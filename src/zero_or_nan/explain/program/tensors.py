@@ -27,6 +27,7 @@ from ...ignoring.inside import (
     is_sparse,
     is_wrapped,
     joined,
+    modes_on,
     part_here,
     pop_mode,
     push_mode,
@@ -38,14 +39,13 @@ from ...ignoring.inside import (
 )
 
 _enable_profiler: Any = torch.autograd._enable_record_function  # type: ignore[attr-defined]
-_modes = torch._C._len_torch_dispatch_stack
 _is_traced = torch._C._is_tracing
 _set_trace: Any = vars(torch._C)["_set_tracing_state"]
 
 
 def unseen() -> AbstractContextManager[Any]:
     """While entered, no mode, no subclass of Tensor, no profiler and no tracer sees the operators that are called."""
-    is_watched = _modes() or is_profiled() or _is_traced() or shared_forms()
+    is_watched = modes_on() or is_profiled() or _is_traced() or shared_forms()
     return _Unseen() if is_watched else functions_unseen()
 
 
@@ -56,7 +56,7 @@ def is_compiling() -> bool:
 
 def _are_torchs() -> list[bool]:
     """Which of the modes for operators that are on are PyTorch's own."""
-    modes = [torch._C._get_dispatch_stack_at(at) for at in range(_modes())]
+    modes = [torch._C._get_dispatch_stack_at(at) for at in range(modes_on())]
     return [getattr(mode, "_mode_key", None) is not None for mode in modes]
 
 
