@@ -123,6 +123,15 @@ WRITTEN = {
         [1e-30], "def power(a):\n    return a * a\nloss = power(x).sum().reciprocal().log()",
         "\nreturn a.double() * a.double()",
     ),
+    # A product refuses tensors of two dtypes.
+    "a line before one that takes float32 alone": (
+        [100.0, 1.0], "r = x.cosh() / (x + 1).cosh()\nloss = F.linear(r, torch.ones(1, 2).to(x)).sum()",
+        "\nr = (x.double().cosh() / (x.double() + 1).cosh()).float()",
+    ),
+    "another operand of the line": (
+        [100.0, 1.0], "k, y = torch.ones(2, 2).to(x), x\nfor _ in range(2):\n    y = (y.cosh() / (y + 1).cosh()) @ k\n"
+        "loss = y.sum()", "\ny = (y.double().cosh() / (y.double() + 1).cosh()) @ k.double()",
+    ),
     "a mask that leaves out the same": (
         [1.0, 2.0], "m = torch.tensor(-1e9)\nm = m.to(x.dtype)\nloss = (x + m * torch.tensor([0, 1])).softmax(0)[0]",
         "What follows is exact. Tried on your numbers: value -65504, gradient 0\nm = m.clamp(torch.finfo(",

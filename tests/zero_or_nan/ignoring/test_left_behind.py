@@ -205,6 +205,7 @@ def test_nothing_is_held_when_the_losses_are_gone(passes, contaminated):
     assert held() == before
 
 
+@pytest.mark.skipif(not lifetimes._keeps_its_object(), reason="this PyTorch frees a deep graph without help")
 def test_ctrl_c_in_a_sweep_does_not_end_all_others(monkeypatch):
     before = held()
     loss = chain(ones()).sum()

@@ -225,6 +225,10 @@ class History:
         if step is not None:
             self._births[birth] = step
 
+    def calls(self) -> list[tuple[int, Call]]:
+        """The calls that are known, each with the identity of its result, in order of time."""
+        return [(key, step.call) for key, step in self._steps.items()]
+
     def chains(self, birth: Birth) -> list[Chain]:
         """The call in which a number was born, and those that used its result, each with the calls before it.
 

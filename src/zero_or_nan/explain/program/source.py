@@ -232,6 +232,29 @@ def with_each_in(expressions: Sequence[Expression | None], written: Mapping[str,
     return line
 
 
+def _value_in(line: str) -> ast.expr | None:
+    """The expression that a line assigns to one name, or returns; None if it does neither."""
+    tree = _parsed(line)
+    statement = tree.body[0] if tree is not None and len(tree.body) == 1 else None
+    is_assignment = isinstance(statement, ast.Assign) and isinstance(statement.targets[-1], ast.Name)
+    return statement.value if is_assignment or isinstance(statement, ast.Return) else None  # type: ignore[union-attr]
+
+
+def is_all_of(expressions: Sequence[Expression | None]) -> bool:
+    """Whether one of the expressions in a line is all that this line assigns to a name, or returns."""
+    known = [each for each in expressions if each is not None]
+    value = _value_in(known[0].line) if known else None
+    return value is not None and any(ast.unparse(each.node) == ast.unparse(value) for each in known)
+
+
+def with_result(line: str, code: str) -> str:
+    """A line with code behind what it assigns to a name, or returns."""
+    value = _value_in(line)
+    assert value is not None
+    begin, end, text = value.col_offset, value.end_col_offset, line.encode()
+    return f"{text[:begin].decode()}{closed(text[begin:end].decode())}{code}{text[end:].decode()}"
+
+
 def closed(text: str) -> str:
     """An expression, in parentheses if something can't follow it without them."""
     is_closed = isinstance(ast.parse(text, mode="eval").body, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))

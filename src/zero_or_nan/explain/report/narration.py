@@ -196,7 +196,8 @@ class Narration:
             advise = functools.partial(without_gaps, is_dropped=verdict.kind == "contaminated")
             advice = tried_on(self._history.comparison(birth), advise)
         else:
-            advice = tried_on(self._history.chains(birth), functools.partial(advice_on, module=path))
+            advise = functools.partial(advice_on, module=path, calls=self._history.calls())
+            advice = tried_on(self._history.chains(birth), advise)
         origin.exact = advice.exact
         if advice.exact:
             origin.kind = "overflow"

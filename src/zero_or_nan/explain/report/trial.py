@@ -27,6 +27,7 @@ from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.rerun import extra, without_side_effects
 from ..program.tensors import are_finite
+from .conversion import Calls
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, lost_on_the_way, measured, outcome
 from .gaps import is_limit, kept_away, ordinary
 from .matching import Match, line_of, matches
@@ -107,7 +108,7 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
         return NOTHING_TRIED
 
 
-def advice_on(chains: Sequence[Chain], module: str) -> Advice:
+def advice_on(chains: Sequence[Chain], module: str, calls: Calls) -> Advice:
     """Try rewrites of the calls with which a number was born, and run the call in exact arithmetic.
 
     In this order: a rewrite, a limit, the same formula in a wider dtype, a larger eps if the dtype rounds it to 0, a
@@ -116,10 +117,11 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
     Args:
         chains: the calls that used the number, and last the call in which it was born.
         module: the path of the module that made this call; empty if it is not known.
+        calls: all calls that are known, each with the identity of its result.
     """
     failed = chains[-1]
     if numerics_of(failed.call.name).is_open:
-        line = with_other_values(chains)
+        line = with_other_values(chains, calls)
         return NOTHING_TRIED if line is None else Advice(*line)
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
@@ -138,7 +140,7 @@ def advice_on(chains: Sequence[Chain], module: str) -> Advice:
         return Advice(*away)
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
-    wider = widened(chains, len(near), module)
+    wider = widened(chains, len(near), module, calls)
     if wider is None and lost is not None and constant is not None:
         wider = larger_constant(constant, lost, failed)
     if wider is not None:

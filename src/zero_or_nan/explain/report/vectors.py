@@ -18,6 +18,7 @@ from ..births.arithmetic import number
 from ..births.chain import Chain
 from ..program.source import closed, expression_at, with_each_in
 from ..program.tensors import are_finite
+from .conversion import Calls, Line
 from .exact import Outcome, outcome, texts_of
 
 _SIZES = (1e-8, 1e-8, 1e-7)
@@ -31,11 +32,12 @@ _WHY = """\
 # small random differences give the same gradients, within {near}. Tried on your numbers: value {value}"""
 
 
-def with_other_values(chains: Sequence[Chain]) -> tuple[str, int] | None:
+def with_other_values(chains: Sequence[Chain], calls: Calls) -> tuple[str, int] | None:
     """A line with which the values differ, if the loss has a gradient, and its number.
 
     Args:
         chains: the calls that used the vectors, the last one first, and at last the call that gave them.
+        calls: all calls that are known, each with the identity of its result.
     """
     failed = chains[-1].call
     matrix = next((each for each in failed.tensors()), None)
@@ -43,8 +45,10 @@ def with_other_values(chains: Sequence[Chain]) -> tuple[str, int] | None:
     text = next((text for thing, text in texts_of(failed) if thing is matrix), None)
     if matrix is None or expression is None or not expression.is_whole or text is None or matrix.is_complex():
         return None
+    if Line(failed, torch.float64).converted(calls) is None:
+        return None  # what follows does not take float64
     end = next(chain for chain in chains if any(call.is_again(failed) for call in chain.calls()))
-    with contextlib.suppress(RuntimeError):  # what follows does not take float64
+    with contextlib.suppress(RuntimeError):  # the calls before it do not take float64
         found = [_outcome(end, failed.place, failed.name, size, seed) for seed, size in enumerate(_SIZES)]
         if all(_are_near(found[0], other) for other in found[1:]):
             wide = closed(text) + ("" if matrix.dtype is torch.float64 else ".double()")

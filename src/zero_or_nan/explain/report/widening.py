@@ -16,7 +16,6 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import CodeType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,27 +29,31 @@ from ..program.source import (
     closed,
     expression_at,
     expression_of_module,
+    is_all_of,
     is_rebound,
     with_each,
     with_each_in,
+    with_result,
 )
 from ..program.tensors import are_finite, each_in
+from .conversion import Calls, Line, calls_of
 from .exact import CLOSE, Lost, Outcome, exactly, exists, failed_at, measured, outcome, texts_of
 
 
-def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, int] | None:
+def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) -> tuple[str, int] | None:
     """A line in a wider dtype, with what it gives, and its number. None if that does not give the exact numbers.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
         formula: the number of chains, from the end, that may be one formula.
         module: the path of the module that made this call; empty if it is not known.
+        calls: all calls that are known, each with the identity of its result.
     """
     failed = chains[-1].call
     has_half = any(tensor.dtype is torch.float16 for tensor in failed.tensors())
     at = failed_at(outcome(chains[-1].run()))
     ends = range(len(chains) - 1, len(chains) - 1 - formula, -1)
-    ways = [functools.partial(_in_a_wider_dtype, chains, end) for end in ends]
+    ways = [functools.partial(_in_a_wider_dtype, chains, end, calls) for end in ends]
     if has_half:
         alone = functools.partial(_in_float32, chains, module, at)
         is_autocasts = any(call.casts is not None for call in chains[-1].calls())  # the operands may be float32
@@ -66,10 +69,11 @@ def widened(chains: Sequence[Chain], formula: int, module: str) -> tuple[str, in
     return None
 
 
-def _in_a_wider_dtype(chains: Sequence[Chain], end: int) -> tuple[str, int] | None:
+def _in_a_wider_dtype(chains: Sequence[Chain], end: int, calls: Calls) -> tuple[str, int] | None:
     """The first line of the formula that ends with one of the chains, with its operands in a wider dtype.
 
-    What follows takes the dtype from there. If this is no line of its own, the names are converted in front of it.
+    What follows takes the dtype from there. If it does not, the line gives the dtype back that it had. If this is no
+    line of its own, the names are converted in front of it.
     """
     chain = chains[end]
     plain = chain.run()
@@ -81,43 +85,32 @@ def _in_a_wider_dtype(chains: Sequence[Chain], end: int) -> tuple[str, int] | No
     if dtypes == {wider} or not exists(before, exact):
         return None
     for first in _first_lines(chain):
-        for write in (_operands_converted, _names_converted):
-            written = write(chains, first, wider)
-            if written is not None:
-                value = _value_of(written, chains, end, first, wider, before, exact)
+        has_it = next(each for each in reversed(chains) if any(call.is_again(first) for call in each.calls()))
+        known = calls if any(call.is_again(first) for _, call in calls) else calls_of(has_it)
+        line = Line(first, wider)
+        for way, write in (
+            (line, _operands_converted),
+            (line._replace(is_from_here=True), _names_converted),
+            (line._replace(goes_back=True), _operands_converted),
+        ):
+            written = write(chains, way, known)
+            if written:
+                value = _value_of(way, chains, end, before, exact)
                 if value is not None:
-                    return _told(value, str(wider).removeprefix("torch."), written.line), first.place.line
+                    return _told(value, str(wider).removeprefix("torch."), written), first.place.line
     return None
 
 
-def _value_of(
-    written: _Written,
-    chains: Sequence[Chain],
-    end: int,
-    first: Call,
-    dtype: torch.dtype,
-    before: Outcome,
-    exact: Outcome,
-) -> float | None:
+def _value_of(line: Line, chains: Sequence[Chain], end: int, before: Outcome, exact: Outcome) -> float | None:
     """What a formula gives with another line, if it is exact, and if what follows takes the dtype."""
-    near = 1e-4 if dtype is torch.float64 else _NEAR
+    near = 1e-4 if line.dtype is torch.float64 else _NEAR
     with contextlib.suppress(RuntimeError):
-        found, *_ = [
-            outcome(_with_wide(chain, first, dtype, written.is_from_here).run())
-            for chain in reversed(chains[: end + 1])
-        ]
+        found, *_ = [outcome(line.converts(chain).run()) for chain in reversed(chains[: end + 1])]
         for was, now, right in zip(before.parts, found.parts, exact.parts, strict=True):
             if not are_finite(now.to(was.dtype)) or not _is_near(now.double(), right, near):
                 return None
         return float(found.value[failed_at(before)])
     return None
-
-
-class _Written(NamedTuple):
-    """A line that converts tensors, and whether it does so for all lines of the function from there on."""
-
-    line: str
-    is_from_here: bool
 
 
 def _first_lines(chain: Chain) -> Iterable[Call]:
@@ -130,66 +123,51 @@ def _first_lines(chain: Chain) -> Iterable[Call]:
     return found.values()
 
 
-def _converted(chain: Chain, first: Call, dtype: torch.dtype, is_from_here: bool) -> dict[int, Tensor]:
-    """By identity, the tensors of smaller dtypes that enter a line, or a function from this line on."""
-    inside = [call for call in chain.calls() if _is_inside(call, first, is_from_here)]
-    made: set[int] = set()
-    for key, (_, call) in chain.made.items():  # a view has no place, and belongs to the line that made its base
-        is_view = not call.place.filename and any(id(tensor) in made for tensor in call.tensors())
-        if is_view or any(call is each for each in inside):
-            made.add(key)
-    tensors = {id(tensor): tensor for call in inside for tensor in call.tensors() if id(tensor) not in made}
-    return {key: each for key, each in tensors.items() if each.is_floating_point() and each.dtype is not dtype}
+def _operands_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
+    """The line with its operands in another dtype; empty if it can't be written, or if a call does not take it."""
+    wide = line.converted(calls)
+    inside = [call for _, call in calls if line.has(call)]
+    texts = None if wide is None else _texts_of(inside, wide)
+    expressions = [expression_at(*at) for at in {(call.place, call.name) for call in inside}]
+    if not texts:
+        return ""
+    code = with_each_in(expressions, {text: f"{closed(text)}.{_METHODS[line.dtype]}()" for text in texts})
+    if code is None or not line.goes_back:
+        return code or ""
+    results = {tensor.dtype for chain in chains for tensor, call in chain.made.values() if line.has(call)}
+    method = _METHODS.get(*results) if len(results) == 1 else None
+    return with_result(code, f".{method}()") if method and is_all_of(expressions) else ""
 
 
-def _is_inside(call: Call, first: Call, is_from_here: bool) -> bool:
-    return call.place.code is first.place.code if is_from_here else call.is_beside(first)
-
-
-def _with_wide(chain: Chain, first: Call, dtype: torch.dtype, is_from_here: bool) -> Chain:
-    """The chain with conversions of these tensors in front of the calls that take them."""
-    wide = _converted(chain, first, dtype, is_from_here)
-    return chain.through(wide, lambda each: each.to(dtype), lambda call: _is_inside(call, first, is_from_here))
-
-
-def _operands_converted(chains: Sequence[Chain], first: Call, dtype: torch.dtype) -> _Written | None:
-    """The line of a call with its operands in another dtype."""
-    chain = next(each for each in reversed(chains) if any(call.is_again(first) for call in each.calls()))
-    beside = [call for call in chain.calls() if call.is_beside(first)]
-    wide = _converted(chain, first, dtype, False)
-    texts = _texts_of(beside, wide)
-    expressions = [expression_at(call.place, call.name) for call in beside]
-    if texts is None or len(texts) != len(wide):
-        return None
-    line = with_each_in(expressions, {text: f"{closed(text)}.{_METHODS[dtype]}()" for text in texts})
-    return None if line is None else _Written(line, False)
-
-
-def _names_converted(chains: Sequence[Chain], first: Call, dtype: torch.dtype) -> _Written | None:
+def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
     """The line of a call, behind one that gives all tensors which the function reads from there on another dtype."""
+    first = line.first
     code, names = first.place.code, set[str]()
     for chain in chains:
-        inside = [call for call in chain.calls() if call.place.code is code]
-        texts = _texts_of(inside, _converted(chain, first, dtype, True))
+        wide = line.converted(calls_of(chain))
+        inside = [call for call in chain.calls() if line.has(call)]
+        texts = None if wide is None else _texts_of(inside, wide)
         if texts is None or not all(map(_VIEW.fullmatch, texts)):
-            return None
+            return ""
         reads = [(text.partition(".")[0], call) for call in inside for _, text in texts_of(call) if text in texts]
         if any(is_rebound(name, first.place, call.place) for name, call in reads if call is not first):
-            return None
+            return ""
         names.update(name for name, _ in reads)
     expression = expression_at(first.place, first.name)
     is_local = code.co_name == "<module>" or names <= {*code.co_varnames, *code.co_cellvars}
     if not names or not is_local or expression is None or not expression.is_whole or not can_come_before(first.place):
-        return None
+        return ""
+    if line.converted(calls) is None:
+        return ""
     every = sorted(names)
-    head = f"{', '.join(every)} = {', '.join(f'{name}.{_METHODS[dtype]}()' for name in every)}"
-    return _Written(f"{head}\n{expression.line}", True)
+    head = f"{', '.join(every)} = {', '.join(f'{name}.{_METHODS[line.dtype]}()' for name in every)}"
+    return f"{head}\n{expression.line}"
 
 
 _VIEW = re.compile(r"\w+(\.m?[TH]|\.t\(\))*")
 """A name, or a view of it that has the same dtype."""
 
-_METHODS = {torch.float64: "double", torch.float32: "float"}
+_METHODS = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}
 
 
 def _texts_of(calls: Sequence[Call], wide: Mapping[int, Tensor]) -> set[str] | None:

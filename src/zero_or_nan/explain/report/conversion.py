@@ -1,0 +1,109 @@
+"""A line whose operands are converted to a wider dtype, and whether all that follows takes it.
+
+The calls of the line, and those that came after it, run once more. A product of a matrix in float64 with one in float32
+raises an error. Then the other matrix is converted, too, if it is in the line, or the result of the line is converted
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...ignoring.inside import tree_map_only
+from ..births.call import Call
+from ..births.chain import Chain
+from ..program.rerun import on_copies, rerun
+from ..program.tensors import NeedsOthersError
+
+Calls = Sequence[tuple[int, Call]]
+"""Calls in order of time, each with the identity of its result."""
+
+
+class Line(NamedTuple):
+    """A line in which operands are converted, or a function in which this happens from a line on.
+
+    Attributes:
+        first: a call of the line.
+        dtype: what smaller dtypes are converted to.
+        is_from_here: whether the rest of the function is converted, too.
+        goes_back: whether the result of the line gets the dtype back that it had.
+    """
+
+    first: Call
+    dtype: torch.dtype
+    is_from_here: bool = False
+    goes_back: bool = False
+
+    def has(self, call: Call) -> bool:
+        """Whether the operands of a call are converted."""
+        return call.place.code is self.first.place.code if self.is_from_here else call.is_beside(self.first)
+
+    def converted(self, calls: Calls) -> dict[int, Tensor] | None:
+        """By identity, the operands that are converted; None if a call raises an error then.
+
+        An operand that another conversion has made wider already is not converted.
+        """
+        wide: dict[int, Tensor] = {}
+        found: dict[int, Tensor] = {}
+        end = 1 + max((at for at, (_, call) in enumerate(calls) if self.has(call)), default=-1)
+        for key, call in calls[:end] if self.goes_back else calls:
+            is_here = self.has(call)
+            if not is_here and all(_now(each, wide) is each for each in call.tensors()):
+                continue
+
+            def put(tensor: Tensor, is_here: bool = is_here) -> Tensor:
+                value = _now(tensor, wide)
+                if is_here and self._is_smaller(value):
+                    found[id(tensor)] = tensor
+                    value = value.to(self.dtype)
+                return value
+
+            args, kwargs = tree_map_only(Tensor, put, (tuple(call.args), dict(call.kwargs)))
+            try:
+                with rerun():
+                    result: Any = call.again(on_copies(args), on_copies(kwargs))
+            except NeedsOthersError:
+                continue
+            except RuntimeError:
+                return None
+            if isinstance(result, Tensor):
+                wide[key] = result
+        return found
+
+    def converts(self, chain: Chain) -> Chain:
+        """The chain with conversions in front of the calls of the line, and behind the line if it goes back.
+
+        Raises:
+            RuntimeError: if a call does not take the dtype.
+        """
+        wide = self.converted(calls_of(chain))
+        if wide is None:
+            raise RuntimeError(f"a call does not take {self.dtype}")
+        changed = chain.through(wide, lambda each: each.to(self.dtype), self.has)
+        if not self.goes_back:
+            return changed
+        # PyTorch returns the same tensor if it has the dtype already, and a chain tells tensors by their identity.
+        results = {key: tensor for key, (tensor, call) in chain.made.items() if self.has(call)}
+        dtype = next((each.dtype for each in results.values()), None)
+        return changed.through(results, lambda each: each.to(dtype=dtype, copy=True), lambda call: not self.has(call))
+
+    def _is_smaller(self, tensor: Tensor) -> bool:
+        is_float = tensor.is_floating_point() and tensor.dtype is not self.dtype
+        return is_float and torch.promote_types(tensor.dtype, self.dtype) is self.dtype
+
+
+def calls_of(chain: Chain) -> Calls:
+    """The calls of a chain."""
+    return [*((key, call) for key, (_, call) in chain.made.items()), (0, chain.call)]
+
+
+def _now(tensor: Tensor, wide: dict[int, Tensor]) -> Tensor:
+    """What a tensor is now, or the tensor that it views."""
+    base = tensor._base
+    if id(tensor) in wide or base is None or id(base) not in wide:
+        return wide.get(id(tensor), tensor)
+    return wide[id(base)].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
