@@ -20,16 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ...functions.numerics import numerics_of
 from ..births.call import Call, in_order
-from ..program.code import Places, plan_of
 from ..report.report import place
 from .candidates import ROWS, Candidate, Change, Input, Kind, candidates, is_within, kind_of
 from .finding import Edge, Finding, ProbeReport, distance, test_of
 from .loss import Case, Key, Loss, Numbers
-from .rounded import rounded
+from .rounded import Calls, rounded
 
 MOST_EDGES = 50
 """How many calls the gradient is followed to."""
@@ -128,9 +126,9 @@ class Search:
         if not first.is_finite:
             self._look_at(Candidate(example))
             return True
-        calls = Calls()
+        calls = Calls(has_edge)
         self.loss.recorded(example, calls)
-        edges = [Edge(call.place.filename, call.place.line, call.name, call.place.source) for call in calls.found]
+        edges = [Edge(call.place.filename, call.place.line, call.name, call.place.source) for call in with_edges(calls)]
         self.report.searched = list(dict.fromkeys(edges))
         fail_alone: set[Change] = set()  # what fails alone says nothing new together with another change
         given = self._inputs()
@@ -301,20 +299,9 @@ def _in_little_memory(gradient: Tensor) -> Tensor:
 # The way to an edge.
 
 
-class Calls(TorchFunctionMode):
-    """While entered, notes the calls that have an edge, with their operands."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Call] = []
-        self._places = Places()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plan = plan_of(func)
-        if plan.is_checked and has_edge(plan.name):
-            call = Call(func, plan.name, self._places.here(), args, kwargs or {})
-            self.found += [] if _is_far(call) else [call]
-        return func(*args, **(kwargs or {}))
+def with_edges(calls: Calls) -> list[Call]:
+    """The calls that may be at an edge, in order of time."""
+    return [ran.call for ran in calls.found if not _is_far(ran.call)]
 
 
 def has_edge(name: str) -> bool:
@@ -344,9 +331,9 @@ def towards(
     moved = [at for at, kind in enumerate(kinds) if kind == "numbers"]
     drawn = torch.Generator().manual_seed(0)
     for number in range(_STEPS + _TRIES):
-        calls = Calls()
+        calls = Calls(has_edge)
         recorded = loss.recorded(case, calls)
-        gaps = None if recorded is None else gaps_of(recorded[0], calls.found)
+        gaps = None if recorded is None else gaps_of(recorded[0], with_edges(calls))
         if recorded is None or gaps is None or not moved:
             return
         ahead = gaps[gaps > 0]

@@ -6,12 +6,14 @@ operands are right. A gradient alone is not compared: it is off for many inputs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..births.call import Call
 from ..program.code import Place, Places, plan_of
 from ..program.tensors import tensors_in
 from .loss import Case, Key, Loss, Numbers
@@ -44,29 +46,32 @@ class Rounded(NamedTuple):
         return f"{text}, and all gradients are 0" if is_dead and not is_dead_in_float64 else text
 
 
-class _Ran(NamedTuple):
-    """A call, with the tensors that it took and gave."""
+class Ran(NamedTuple):
+    """A call, and the tensors that it gave."""
 
-    place: Place
-    name: str
-    operands: list[Tensor]
+    call: Call
     results: list[Tensor]
 
 
-class _Calls(TorchFunctionMode):
-    """While entered, notes all calls."""
+class Calls(TorchFunctionMode):
+    """While entered, notes calls of functions that compute, in order of time.
 
-    def __init__(self) -> None:
+    Args:
+        wants: whether the calls of a function are noted, by its public name. All are if it is left out.
+    """
+
+    def __init__(self, wants: Callable[[str], bool] = lambda name: True) -> None:
         super().__init__()
-        self.found: list[_Ran] = []
+        self.found: list[Ran] = []
+        self._wants = wants
         self._places = Places()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         plan = plan_of(func)
-        if plan.is_checked:
-            operands = tensors_in((args, kwargs))
-            self.found.append(_Ran(self._places.here(), plan.name, operands, tensors_in(result)))
+        if plan.is_checked and self._wants(plan.name):
+            call = Call(func, plan.name, self._places.here(), args, kwargs or {})
+            self.found.append(Ran(call, list(tensors_in(result))))
         return result
 
 
@@ -85,14 +90,14 @@ def rounded(loss: Loss, case: Case, example: Numbers) -> Rounded | None:
         return None
     if not _is_off(numbers.loss, exact.loss, LITTLE * float(example.loss.abs())):
         return None
-    calls, others = _Calls(), _Calls()
+    calls, others = Calls(), Calls()
     loss.recorded(case, calls)
     loss.recorded(case, others, torch.float64)
     pairs = list(zip(calls.found, others.found, strict=False))
     if len(calls.found) == len(others.found) and all(_chose_the_same(*pair) for pair in pairs):
-        for call, other in reversed(pairs):
-            if _any_off(call.results, other.results) and not _any_off(call.operands, other.operands):
-                return Rounded(call.place, call.name, numbers, exact)
+        for ran, other in reversed(pairs):
+            if _any_off(ran.results, other.results) and not _any_off(ran.call.tensors(), other.call.tensors()):
+                return Rounded(ran.call.place, ran.call.name, numbers, exact)
     return None
 
 
@@ -108,9 +113,9 @@ def _any_off(some: list[Tensor], others: list[Tensor]) -> bool:
     return any(_is_off(*pair) for pair in zip(some, others, strict=True))
 
 
-def _chose_the_same(call: _Ran, other: _Ran) -> bool:
+def _chose_the_same(ran: Ran, other: Ran) -> bool:
     """Whether two runs of a call took and gave equal integers and bools, and tensors of equal shapes."""
-    some, others = (each.operands + each.results for each in (call, other))
-    return (call.name, [each.shape for each in some]) == (other.name, [each.shape for each in others]) and all(
+    some, others = ([*each.call.tensors(), *each.results] for each in (ran, other))
+    return (ran.call.name, [each.shape for each in some]) == (other.call.name, [each.shape for each in others]) and all(
         x.is_floating_point() or torch.equal(x, y) for x, y in zip(some, others, strict=True)
     )

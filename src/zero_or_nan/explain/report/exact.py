@@ -212,9 +212,11 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
     too = "; float64 loses it, too" if is_beyond and dtype is not torch.float64 else ""
     made = [key for key, (each, _) in chain.made.items() if key in run.values and each.is_floating_point()]
     lost = {key: each for key in made if bool((each := _lost(plain.values[key], run.values[key])).any())}
-    used = {key: each & (_slopes(run, failed_at(before), key) != 0) for key, each in lost.items()}
-    if found := {key: each for key, each in used.items() if bool(each.any())} or lost:
-        key, elements = next(iter(found.items()))
+    at = failed_at(before)
+    used = ((key, each & (_slopes(run, at, key) != 0)) for key, each in lost.items())
+    first = next((pair for pair in used if bool(pair[1].any())), next(iter(lost.items()), None))
+    if first is not None:
+        key, elements = first
         sentence = _sentence(chain.made[key][1], plain.values[key], run.values[key], first_of(elements))
         return Lost(right, fits, sentence + too, is_beyond, key)
     is_large = size > torch.finfo(dtype).max
