@@ -23,7 +23,6 @@ MEASURES = """attention compiled costs empty-rows explained first-look fixed hon
     probe remedies setups""".split()
 VERSIONS = ("jax", "library-tests", "matrix", "peers")
 COMMANDS = {
-    "pdf": ".pdf",
     "picture": ".picture",
     "fixed-sample": ".measure.fixed",
     **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},

@@ -104,7 +104,6 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "keywords": meta.get("keywords", ""),
         "made": _made(app, project, name) if doctree is not None else {},
         "feedback": _feedback(app, project, name, heading) if doctree is not None else {},
-        "pdf": f"{project.site_url}/{project.pdf.name}",
         "repository": project.repository,
         "sections": _sections(context),
         "title": _title(meta.get("title", heading), book),
