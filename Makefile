@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test test-fast test-whole browser notebooks record serve picture costs attention compiled gpu fixed masked honesty explained first-look penguins probe processors remedies setups colab twice coverage mutants matrix peers jax lint pins audit clean
+.PHONY: help book check test test-fast test-whole browser notebooks record serve picture costs attention compiled gpu fixed masked honesty explained first-look penguins probe processors remedies setups colab twice coverage mutants matrix jax lint pins audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -105,9 +105,6 @@ twice: $(BIN)/.ready  ## build the site twice, the second time from nothing, and
 
 matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on all PyTorch releases (or on TORCH="2.9.1 2.15.0")
 	$(RUN) matrix $(TORCH)
-
-peers: $(BIN)/.ready  ## run the tests of other projects (or only PEER=einops) with ignoring; write results/measured/
-	$(RUN) peers $(PEER)
 
 jax: $(BIN)/.ready  ## run the programs of the boxes In JAX with JAX; write their output to the pages and to results/measured/
 	$(RUN) jax

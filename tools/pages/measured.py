@@ -32,7 +32,6 @@ DRAWN = {
     "decisions": ("setups", "measure.setups", "decided"),
     "empty-rows": ("empty_rows", "measure.empty_rows", "shown"),
     "on-gpu": ("on_gpu", "measure.on_gpu", "shown"),
-    "peers": ("peers", "versions.peers", "shown"),
 }
 """By the last part of a directive's name: the record, and the module and function that draw it."""
 

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from tools.measure import costs, costs_shown, fixed, penguins
-from tools.versions import peers
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is not recommended to create a MaskedTensor")  # it makes its own
 
@@ -97,21 +96,6 @@ def test_a_watched_step_is_measured_by_one_that_nobody_watches():
     assert found[found.index("a &lt;net&gt;") :][:4] == ["a &lt;net&gt;", "2.50", "1.50", "1.05"]
     assert found[-6:] == ["a &lt;bad&gt; net", "2.0", "23", "11.5", "10.0", "2.5"]
     assert "the 3 ms of the quickest step" in costs_shown.watching(content)
-
-
-def test_tests_of_other_projects_are_counted_and_those_that_fail_are_named():
-    row = {
-        "package": "a", "version": "1.2", "tests": ["test/<x>"], "torch": "2", "python": "3", "passed": 1200,
-        "differentiating": 30, "failed": {"t::one": "1 < 2"}, "unsteady": ["t::two"], "warnings": {},
-    }  # fmt: skip
-    html = peers.shown({"rows": [row, {**row, "package": "b", "failed": {}, "warnings": {"ignoring <x>": 4}}]})
-    assert "1 of 2,400 tests that pass with plain PyTorch fail" in html
-    found = cells(html)
-    assert found[found.index("a 1.2test/&lt;x&gt;") :][:5][1:] == ["1200", "30", "1", "1"]
-    assert found[found.index("all packages") :][:5][1:] == ["2400", "60", "1", "2"]
-    assert found[found.index("t::one") + 1] == "1 &lt; 2" and found[-2:] == ["ignoring &lt;x&gt;", "4"]
-    html = peers.shown({"rows": [{**row, "failed": {}}]})
-    assert "Tests that fail" not in html and "warns of" not in html
 
 
 def test_fixed_lists_contaminated_operators_and_counts_all():
