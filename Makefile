@@ -68,7 +68,6 @@ attention: $(BIN)/.ready  ## try masked rows in Flex attention and in a Hugging 
 
 gpu: $(BIN)/.ready  ## on a machine with a GPU, run the self-check, time a step, and try masked rows in its attention kernel; write results/measured/
 	$(RUN) on-gpu
-	$(RUN) empty-rows
 
 masked: $(BIN)/.ready  ## measure which operators torch.masked has on this PyTorch; write results/measured/ (make matrix does so for every release)
 	$(RUN) masked

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "check", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
-MEASURES = """attention compiled costs empty-rows explained first-look fixed honesty masked mutants on-gpu penguins
+MEASURES = """attention compiled costs explained first-look fixed honesty masked mutants on-gpu penguins
     probe remedies setups""".split()
 VERSIONS = ("jax", "library-tests", "matrix")
 COMMANDS = {
