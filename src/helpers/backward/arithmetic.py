@@ -58,11 +58,6 @@ class Arithmetic:
     def formula(self) -> str:
         return self.words or self.pattern.format(*self.operands)
 
-    @property
-    def entrywise(self) -> bool:
-        """Whether each element of the result is computed only from the elements at the same index."""
-        return self.terms is None and self.operands[GRAD].shape == self.value.shape
-
     def births(self) -> dict[int, str]:
         """The arithmetic of the elements that become NaN although no NaN arrives for them, by index."""
         terms, place, flat = self._laid_out()

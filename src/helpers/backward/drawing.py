@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 from ..entries import Entries, Kind, Outcome, describe, outcome
-from .arithmetic import GRAD
 from .graph import FigureStep, merged
 from .told import Told, short
 
@@ -37,14 +36,11 @@ class Strip:
     Attributes:
         methods: the tensor of each method; or a single tensor with the empty name, if both methods have the same.
         label: the text above the cells, if the tensor is not a cotangent.
-        meets: the indices of the elements that together with others give NaN in the node that gets or saved this
-            tensor.
         widths: the widths of the columns of cells; empty if the tensor is described in words.
     """
 
     methods: Mapping[str, Outcome]
     label: str = ""
-    meets: Sequence[int] = ()
     widths: Sequence[float] = ()
 
     def columns(self, most: int) -> int:
@@ -141,19 +137,17 @@ def _graph(steps: Sequence[FigureStep], told: Sequence[Told]) -> tuple[Any, list
     graph: Any = networkx.DiGraph()
     nodes = []
     for number, (step, about) in enumerate(zip(steps, told, strict=True)):
-        strips = [Strip({"": outcome(value)}, name, about.meets.get(name, ())) for name, value in about.tensors.items()]
+        strips = [Strip({"": outcome(value)}, name) for name, value in about.tensors.items()]
         formula = about.formula if len(about.formula) <= SHORT else ""
         nodes.append(Box(strips, about.title, formula, number, kind="end" if step.leaf else "node"))
 
-    def arriving(value: Mapping[str, Outcome], to: int, **more: Any) -> Box:
-        return Box([Strip(merged(value), meets=told[to].meets.get(GRAD, ()))], to=to, kind="cotangent", **more)
-
-    start = arriving(next(iter(steps[0].arrives.values())), 0)
+    start = Box([Strip(merged(next(iter(steps[0].arrives.values()))))], to=0, kind="cotangent")
     networkx.add_path(graph, [Box(title="loss", kind="end"), start, *nodes[:1]])
     graph.add_nodes_from(nodes)
     for number, (step, about) in enumerate(zip(steps, told, strict=True)):
         for sent in step.sends:
-            cotangent = arriving(sent.value, sent.to, step=number, born=about.born.get(sent.slot, ()))
+            strips, born = [Strip(merged(sent.value))], about.born.get(sent.slot, ())
+            cotangent = Box(strips, step=number, to=sent.to, kind="cotangent", born=born)
             networkx.add_path(graph, [nodes[number], cotangent, nodes[sent.to]])
     rows = [sorted(row, key=list(graph).index) for row in networkx.topological_generations(graph)]
     return graph, _with_bends(graph, rows)
@@ -282,7 +276,7 @@ def _cells(strip: Strip, value: Outcome, box: Box, y: float) -> str:
     for at, (text, kind) in enumerate(zip(short(value), value.kinds(), strict=True)):
         row, column = divmod(at, len(strip.widths))
         x, top, wide = left + sum(strip.widths[:column]), y + CELL * row, strip.widths[column]
-        marked = " zn-born" * (at in box.born and kind is Kind.NAN) + " zn-meets" * (at in strip.meets)
+        marked = " zn-born" * (at in box.born and kind is Kind.NAN)
         cells.append(
             f'<g class="zn-entry-{kind.value.lower()}{marked}"><rect class="zn-cell" x="{x:.1f}" y="{top:.1f}" '
             f'width="{wide:.1f}" height="{CELL}"/><text x="{x + wide / 2:.1f}" y="{top + 14:.1f}">'

@@ -76,12 +76,10 @@ class BackwardFigure(show.Shown):
         """The meaning of the marks in the drawing. The marks of the steps are shown only if a script runs."""
         sent = (value for step in self.steps for each in step.sends for value in each.value.values())
         masked = any(isinstance(value, Entries) and Kind.MASKED in value.kinds() for value in sent)
-        meeting = any(elements for told in self.told for elements in told.meets.values())
         return (
             '<span class="zn-key">Each grey box is a node: one step of backward, with the tensors that it saved. '
             f"The cells between them are cotangents.{' A dashed cell (--) is ignored.' if masked else ''}"
-            '<span class="zn-key-steps"> ▶ marks the described step. Later steps are faint.'
-            f"{' The numbers that make NaN have a thick frame.' if meeting else ''}</span></span>"
+            '<span class="zn-key-steps"> ▶ marks the described step. Later steps are faint.</span></span>'
         )
 
     def _rows(self, step: FigureStep, told: Told) -> Iterator[tuple[str, str, Outcome]]:

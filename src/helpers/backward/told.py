@@ -26,7 +26,6 @@ class Told:
         tensors: the saved tensors.
         numbers: the other saved arguments that the formula may use.
         born: for each slot, the elements that become NaN although no NaN arrives for them, with their arithmetic.
-        meets: for each operand, the elements that give these NaN, if the arithmetic is elementwise.
         said: for each method, what happens in this step to NaN and to ignored elements; may be empty.
     """
 
@@ -36,7 +35,6 @@ class Told:
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, float]
     born: Mapping[int, Mapping[int, str]]
-    meets: Mapping[str, Sequence[int]]
     said: Mapping[str, str]
 
     @property
@@ -70,7 +68,6 @@ def _told(step: FigureStep) -> Told:
         tensors={name: _first(value) for name, value in saved.items() if _first(value) is not None},
         numbers={name: value for name, value in saved.items() if type(value) in (int, float) and name not in _QUIET},
         born=births,
-        meets=_meets(how, births),
         said={"vanilla": _vanilla(step, how, births), "ignoring": _ignoring(step, how, births)},
     )
 
@@ -89,16 +86,6 @@ def _first(value: Any) -> Any:
 
 How = Sequence[tuple[Sent, Arithmetic | None]]
 Births = Mapping[int, Mapping[int, str]]
-
-
-def _meets(how: How, births: Births) -> Mapping[str, Sequence[int]]:
-    meets: dict[str, list[int]] = {}
-    for sent, made in how:
-        if made is not None and made.entrywise:
-            for name, operand in made.operands.items():
-                same = isinstance(operand, Tensor) and operand.shape == made.value.shape
-                meets.setdefault(name, []).extend(births[sent.slot] if same else ())
-    return meets
 
 
 def _vanilla(step: FigureStep, how: How, births: Births) -> str:

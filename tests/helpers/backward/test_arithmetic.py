@@ -106,7 +106,7 @@ def test_of_a_sum_of_products_the_first_that_is_nan_is_told():
     steps = record(functional.linear(rows, weight)[:1].sum(), {"weight": weight})
     step = next(each for each in steps if each.function == "mm")
     made = arithmetic(step, step.sends[0])
-    assert made.formula == "self.T @ grad" and not made.entrywise
+    assert made.formula == "self.T @ grad"
     assert made.births() == {0: "0 × inf = NaN", 1: "0 × NaN = NaN"}
     mask = step.arrives[0]["ignoring"].mask
     assert [made.ignored(at, mask) for at in (0, 1)] == ["-- × inf", "-- × NaN"]
