@@ -51,7 +51,7 @@ def columns(folder: Path) -> list[Column]:
 
 
 def releases(folder: Path, link: Link) -> str:
-    """The table of cases and methods by release. Releases with equal results share one cell."""
+    """The table of cases and methods by release. Releases with the same word share one cell."""
     from helpers import METHODS, THREADS, show
 
     table = columns(folder)
