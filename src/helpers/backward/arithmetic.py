@@ -167,7 +167,7 @@ def _square(node: Node) -> Arithmetic | None:
 
 def _product(left: Tensor, right: Tensor, names: tuple[str, str]) -> Arithmetic:
     """The arithmetic of `left @ right`, whose terms have the shape [inner, rows, columns]."""
-    arranged = (lambda tensor: tensor.t().unsqueeze(2)), (lambda tensor: tensor.unsqueeze(1))
+    arranged: list[Callable[[Tensor], Tensor]] = [lambda each: each.t().unsqueeze(2), lambda each: each.unsqueeze(1)]
     sides = [arrange(side) for arrange, side in zip(arranged, (left, right), strict=True)]
     at = names.index(GRAD)
     operands = {GRAD: sides[at], names[1 - at]: sides[1 - at]}  # the cotangent comes first
