@@ -1,10 +1,13 @@
 """Remedies for a NaN gradient: each program is run, and a word is decided by the reference, never written down."""
 
+from math import nan
+
 import pytest
 import torch
 from bs4 import BeautifulSoup
 
-from helpers import remedies, remedy_tables
+from helpers import MASKED, remedies, remedy_tables
+from helpers.entries import outcome
 from helpers.recipes import IGNORED, USED, Situation
 from helpers.remedies import compare
 from zero_or_nan import ignoring
@@ -31,6 +34,15 @@ def test_the_word_is_decided_by_the_reference():
     assert cell(select="x[ok].log() / 'a'").word == "error"
     assert cell(select="torch.ones((), requires_grad=True)").word == "error"  # no gradient at all
     assert cell("epsilon").word == "no place"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "word"),
+    [([nan, 1], [MASKED, 1], "undefined"), ([nan, 1], [0, 1], "chosen"), ([nan, 1], [nan, 2], "NaN or inf"),
+     ([2, 1], [MASKED, 1], "wrong number"), ([MASKED, 1], [MASKED, 1], "right")],
+)  # fmt: skip
+def test_a_masked_element_is_no_number(wanted, found, word):
+    assert remedies._word(outcome(wanted), outcome(found)) == word
 
 
 def test_an_element_without_a_slope_is_undefined_and_every_number_there_is_chosen():

@@ -35,3 +35,5 @@ def test_all_methods_begin_alike_and_ignoring_is_select_first(birds, missing):
     starts = {method: penguins.trained(method, data, 1, steps=0) for method in penguins.METHODS}
     outputs = [model(penguins.given(method, data.test_inputs)) for method, model in starts.items()]
     assert all(torch.allclose(outputs[0], output, atol=1e-6) for output in outputs)
+    flagged, imputed = starts[penguins.FLAG](penguins.given(penguins.FLAG, data.inputs)), data.inputs.nan_to_num(0)
+    assert torch.allclose(flagged, starts["ignoring"](imputed), atol=1e-6)
