@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled gpu fixed masked honesty explained first-look penguins probe processors remedies setups colab twice coverage mutants matrix peers jax lint pins audit clean
+.PHONY: help book check test test-fast test-whole browser notebooks record serve picture costs attention compiled gpu fixed masked honesty explained first-look penguins probe processors remedies setups colab twice coverage mutants matrix jax lint pins audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -54,10 +54,7 @@ serve:  ## serve the built site on http://127.0.0.1:8000
 	@test -f _build/html/index.html || { echo "error: the site is not built yet: run make book first" >&2; exit 1; }
 	$(PYTHON) -m http.server --bind 127.0.0.1 --directory _build/html 8000
 
-pdf: $(BIN)/.ready  ## print the built site into _build/zero-or-nan.pdf; needs Chromium, which make browser installs
-	$(RUN) pdf
-
-picture: $(BIN)/.ready  ## take the picture of the README from the built site; needs Chromium
+picture: $(BIN)/.ready  ## take the picture of the README from the built site; needs Chromium, which make browser installs
 	$(RUN) picture
 
 costs: $(BIN)/.ready  ## measure time and memory of ignoring; write results/measured/
@@ -71,7 +68,6 @@ attention: $(BIN)/.ready  ## try masked rows in Flex attention and in a Hugging 
 
 gpu: $(BIN)/.ready  ## on a machine with a GPU, run the self-check, time a step, and try masked rows in its attention kernel; write results/measured/
 	$(RUN) on-gpu
-	$(RUN) empty-rows
 
 masked: $(BIN)/.ready  ## measure which operators torch.masked has on this PyTorch; write results/measured/ (make matrix does so for every release)
 	$(RUN) masked
@@ -108,9 +104,6 @@ twice: $(BIN)/.ready  ## build the site twice, the second time from nothing, and
 
 matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on all PyTorch releases (or on TORCH="2.9.1 2.15.0")
 	$(RUN) matrix $(TORCH)
-
-peers: $(BIN)/.ready  ## run the tests of other projects (or only PEER=einops) with ignoring; write results/measured/
-	$(RUN) peers $(PEER)
 
 jax: $(BIN)/.ready  ## run the programs of the boxes In JAX with JAX; write their output to the pages and to results/measured/
 	$(RUN) jax

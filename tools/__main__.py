@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "check", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
-MEASURES = """attention compiled costs empty-rows explained first-look fixed honesty masked mutants on-gpu penguins
+MEASURES = """attention compiled costs explained first-look fixed honesty masked mutants on-gpu penguins
     probe remedies setups""".split()
-VERSIONS = ("jax", "library-tests", "matrix", "peers")
+VERSIONS = ("jax", "library-tests", "matrix")
 COMMANDS = {
-    "pdf": ".pdf",
     "picture": ".picture",
     "fixed-sample": ".measure.fixed",
     **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
@@ -33,7 +32,6 @@ COMMANDS = {
 OF_SOME = {
     "check": "chapters",
     "matrix": "versions of PyTorch",
-    "peers": "packages",
     **dict.fromkeys("costs first-look fixed honesty probe setups".split(), "what to measure"),
     "compiled": "backends of torch.compile, and layers or losses",
     "mutants": "files and folders of code",

@@ -51,7 +51,6 @@ class Project:
         self.build = self.root / "_build"
         self.executed = self.build / "executed"  # the outputs of the cells of every page
         self.site = self.build / "html"
-        self.pdf = self.build / "zero-or-nan.pdf"  # the published site offers the file under the same name
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ are judged; the tables and figures of the pages; and the methods and threads tha
 The helpers need `zero_or_nan`, torch (2.6 or newer) with the networkx that it installs, numpy and matplotlib.
 """
 
-from .across import across
 from .advice import node_names
 from .atlas import atlas, decisions
 from .backward import backward_figure
@@ -39,7 +38,6 @@ __all__ = [
     "Thread",
     "Tolerance",
     "Verdict",
-    "across",
     "atlas",
     "backward_figure",
     "control",

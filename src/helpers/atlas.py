@@ -11,8 +11,8 @@ import math
 import re
 import warnings
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,11 +22,9 @@ from torch import Tensor
 from zero_or_nan.functions.graph import AccumulateGrad, graph_from
 
 from . import show
-from .entries import Entries, describe, outcome
+from .entries import describe, outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .threads import Thread
 
 STEPS = (1e-3, 1e-5, 1e-7)
@@ -108,20 +106,24 @@ class Measured:
 def measure(code: str, at: Any, given: str = "", backward: Any = None) -> Measured:
     """Run an expression at a point, forward and backward, in float32.
 
-    Args:
-        code, at, given: as in `Point`.
-        backward: replaces `torch.autograd.backward`. It gets the sum of the result.
+    `code`, `at` and `given` are as in `Point`. `backward` replaces `torch.autograd.backward`.
 
     >>> measure("x.sqrt()", 0.0)
     Measured(value=tensor(0.), gradient=tensor(inf), nodes=('SqrtBackward0',))
     """
     x = torch.tensor(at, requires_grad=True)
+    seen: list[tuple[str, bool]] = []
+
+    def look(name: str, results: Sequence[Tensor | None], _: Any) -> None:
+        gradients = [result for result in results if result is not None]
+        if not all(gradient.isfinite().all() for gradient in gradients):
+            seen.append((name, any(bool(gradient.isnan().any()) for gradient in gradients)))
+
     with warnings.catch_warnings(action="ignore"):  # std of one element warns
         value = _evaluate(code, given, x)
         nodes = graph_nodes(value)
-        seen: list[tuple[str, bool]] = []
         for node in nodes:
-            node.register_hook(_watch(node.name(), seen))
+            node.register_hook(partial(look, node.name()))
         (backward or torch.autograd.backward)(value.sum())
     assert x.grad is not None
     culprits = [name for name, _ in seen][:1] + [name for name, is_nan in seen if is_nan][:1]
@@ -139,20 +141,20 @@ def slopes(code: str, at: Any, given: str = "") -> list[tuple[float | str, float
     >>> slopes("x.abs()", 0.0), slopes("x.sqrt()", 0.0), slopes("x.sign()", 0.0)
     ([(-1.0, 1.0)], [(nan, inf)], [('jump', 'jump')])
     """
-    x = torch.tensor(at, dtype=torch.float64)
-    with warnings.catch_warnings(action="ignore"), torch.no_grad(), _default(torch.float64):
-        middle = _evaluate(code, given, x).sum().item()
-        found = []
-        for entry in range(x.numel()):
-            sides = []
-            for sign in (-1, 1):
-                changes = []
-                for step in STEPS:
-                    moved = x.clone()
-                    moved.view(-1)[entry] += sign * step
-                    changes.append(sign * (_evaluate(code, given, moved).sum().item() - middle))
-                sides.append(_limit(changes))
-            found.append((sides[0], sides[1]))
+    x, before = torch.tensor(at, dtype=torch.float64), torch.get_default_dtype()
+    found = []
+
+    def total(x: Tensor) -> float:
+        return _evaluate(code, given, x).sum().item()
+
+    torch.set_default_dtype(torch.float64)  # of the numbers that the expression contains
+    try:
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            for element in torch.eye(x.numel()).reshape(-1, *x.shape):
+                changes = [[sign * (total(x + sign * step * element) - total(x)) for step in STEPS] for sign in (-1, 1)]
+                found.append((_limit(changes[0]), _limit(changes[1])))
+    finally:
+        torch.set_default_dtype(before)
     return found
 
 
@@ -242,17 +244,13 @@ def _list(lines: dict[str, str]) -> str:
 
 def _slopes(values: Sequence[float | str]) -> str:
     """The slopes on one side, or a single one if all elements have the same."""
-    told = [
-        "a jump" if isinstance(value, str) else "none" if math.isnan(value) else f"{value:.3g}".replace("-", "−")
-        for value in values
-    ]
+    names = {JUMP: "a jump", "nan": "none"}
+    told = [names.get(str(value)) or f"{value:.3g}".replace("-", "−") for value in values]
     return ", ".join(told[:1] if len(set(told)) == 1 else told)
 
 
 def _entries(value: Tensor) -> str:
-    form = outcome(value)
-    assert isinstance(form, Entries)
-    return f'<span class="zn-entries">{show.result(form)}</span>'
+    return f'<span class="zn-entries">{show.result(outcome(value))}</span>'
 
 
 def _evaluate(code: str, given: str, x: Tensor) -> Tensor:
@@ -266,15 +264,6 @@ def _evaluate(code: str, given: str, x: Tensor) -> Tensor:
 def graph_nodes(value: Tensor) -> list[Any]:
     """The nodes of a graph between the result and the leaves, without the leaves' own nodes."""
     return [node for node in graph_from([value]) if not isinstance(node, AccumulateGrad)]
-
-
-def _watch(name: str, seen: list[tuple[str, bool]]) -> Any:
-    def hook(results: Any, _: Any) -> None:
-        given = [result for result in results if result is not None]
-        if not all(result.isfinite().all() for result in given):
-            seen.append((name, any(bool(result.isnan().any()) for result in given)))
-
-    return hook
 
 
 # Nodes that only move elements. Almost every graph has some of them.
@@ -299,14 +288,3 @@ def _limit(changes: Sequence[float]) -> float | str:
 
 def _near(value: float, other: float) -> bool:
     return math.isfinite(other) and abs(value - other) <= 1e-3 * max(1.0, abs(other))
-
-
-@contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
-    """Use another dtype for the numbers that an expression contains."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

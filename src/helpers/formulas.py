@@ -76,11 +76,6 @@ class Formula:
         return _shown(self.call.partition("(")[0])
 
     @property
-    def anchor(self) -> str:
-        """The anchor of the section."""
-        return show.anchor(self.section)
-
-    @property
     def expected(self) -> Any:
         """The gradient that the formula to copy must have at the point. It is 0 at each element that is left out."""
         if self.chosen is not None:
@@ -154,7 +149,7 @@ def _table(rows: Sequence[Formula]) -> show.Item:
     for row in rows:
         by_hand, copied = row.measured(copied=False)[1], row.measured()[1]
         lines.append(f"{row.name}: {describe(outcome(by_hand))}, {describe(outcome(copied))}")
-        link = f'<a class="zn-one-line" href="#{row.anchor}">{html.escape(row.name)}</a>'
+        link = f'<a class="zn-one-line" href="#{show.anchor(row.section)}">{html.escape(row.name)}</a>'
         node = f' <code class="zn-word">{html.escape(name)}</code>' if (name := row.node()) else ""
         right = f"; right is {_entries(row.reference)}" if row.effect == "Bounds" and row.reference else ""
         body.append([link, _entries(by_hand) + node, _entries(copied), row.effect + right])
@@ -230,179 +225,45 @@ def _entropy_slopes(logits: Sequence[float]) -> list[float]:
     return [-p * (math.log(p) + entropy) if p else 0.0 for p in shares]
 
 
+nan, inf = math.nan, math.inf
+_ZEROS = [0.0, 0.0, 0.0]
+_SIGMOID = 'def bce_by_hand(logits, y):\n    return F.binary_cross_entropy(logits.sigmoid(), y, reduction="none")'
+# fmt: off
 FORMULAS = (
-    Formula(
-        "BCE by hand, a confident and wrong logit",
-        "BCE: a confident logit",
-        "bce(x, y)",
-        at=20.0,
-        gradient=math.nan,
-        reference=1 / (1 + math.exp(-20)),
-        effect="Exact",
-        ordinary=_logits,
-        ulps=8,
-        given={"y": 0.0},
-    ),
-    Formula(
-        "BCELoss of a sigmoid, the same logit",
-        "BCE: a confident logit",
-        "bce(x, y)",
-        at=20.0,
-        gradient=0.0,
-        reference=1 / (1 + math.exp(-20)),
-        effect="Exact",
-        ordinary=_logits,
-        ulps=8,
-        given={"y": 0.0},
-        hidden='def bce_by_hand(logits, y):\n    return F.binary_cross_entropy(logits.sigmoid(), y, reduction="none")',
-    ),
-    Formula(
-        "KL, a target of 0",
-        "KL divergence: a target of 0",
-        "kl(p, x)",
-        at=[0.0, 0.0, 0.0],
-        gradient=[math.nan] * 3,
-        reference=[1 / 3, 1 / 3 - 0.25, 1 / 3 - 0.75],
-        effect="Exact",
-        ordinary=_distributions,
-        ulps=8,
-        given={"p": [0.0, 0.25, 0.75]},
-    ),
-    Formula(
-        "entropy, a masked logit",
-        "Entropy: a masked logit",
-        "entropy(x)",
-        at=[0.0, 1.0, -math.inf],
-        gradient=[math.nan] * 3,
-        reference=_entropy_slopes([0.0, 1.0, -math.inf]),
-        effect="Exact",
-        ordinary=lambda: (_distributions()[0], {}),
-        ulps=16,
-    ),
-    Formula(
-        "focal loss, logits −200 and 100",
-        "Focal loss: confident logits",
-        "focal(x, y)",
-        at=[-200.0, 100.0],
-        gradient=[math.nan, math.nan],
-        reference=[-1.0, -1.5 * math.exp(-150)],
-        effect="Exact",
-        ordinary=_logits,
-        ulps=8,
-        given={"y": [1.0, 1.0]},
-    ),
-    Formula(
-        "CTC, two equal labels in two frames",
-        "CTC: a target that does not fit",
-        "ctc(x, targets, frames, lengths)",
-        at=[[[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]],
-        gradient=[[[math.nan, math.nan], [1 / 12, -1 / 12]]] * 2,
-        reference=[[[MASKED, MASKED], [1 / 6, -1 / 6]]] * 2,
-        effect="Removes",
-        ordinary=_sequences,
-        ulps=64,
-        given={"targets": [[1, 1], [1, 0]], "frames": [2, 2], "lengths": [2, 1]},
-    ),
-    Formula(
-        "cosine of a zero vector",
-        "Cosine of a zero vector",
-        "cosine(x, b)",
-        at=[0.0, 0.0],
-        gradient=[math.nan, math.nan],
-        reference=None,
-        effect="Chooses",
-        ordinary=lambda: (_random(1000, 8), {"b": _random(1000, 8, seed=1)}),
-        ulps=8,
-        given={"b": [1.0, 0.0]},
-        chosen=[0.0, 0.0],
-    ),
-    Formula(
-        "GIoU of two empty boxes",
-        "IoU and GIoU of empty boxes",
-        "giou(x, b)",
-        at=[1.0, 1.0, 1.0, 1.0],
-        gradient=[math.nan] * 4,
-        reference=None,
-        effect="Chooses",
-        ordinary=_boxes,
-        ulps=8,
-        given={"b": [1.0, 1.0, 1.0, 1.0]},
-        chosen=[0.0] * 4,
-    ),
-    Formula(
-        "SI-SDR, a silent target",
-        "SI-SDR and SI-SNR of silence",
-        "si_sdr(x, target)",
-        at=[0.5, -0.5],
-        gradient=[math.nan, math.nan],
-        reference=None,
-        effect="Bounds",
-        ordinary=_signals,
-        ulps=128,
-        given={"target": [0.0, 0.0]},
-        chosen=[-20 / math.log(10), 20 / math.log(10)],
-    ),
-    Formula(
-        "policy ratio, log-ratio 100, advantage 1",
-        "Policy ratio: the exp overflows",
-        "policy(x, old, advantage)",
-        at=100.0,
-        gradient=math.nan,
-        reference=0.0,
-        effect="Exact",
-        ordinary=_tokens,
-        ulps=16,
-        given={"old": 0.0, "advantage": 1.0},
-    ),
-    Formula(
-        "policy ratio, log-ratio 100, advantage −1",
-        "Policy ratio: the exp overflows",
-        "policy(x, old, advantage)",
-        at=100.0,
-        gradient=math.inf,
-        reference=math.exp(100),
-        effect="Bounds",
-        ordinary=_tokens,
-        ulps=16,
-        given={"old": 0.0, "advantage": -1.0},
-        chosen=0.0,
-    ),
-    Formula(
-        "quaternions 1 and −1 to axis and angle",
-        "Quaternion to axis and angle: no rotation",
-        "axis_angle(x)",
-        at=[[1.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0]],
-        gradient=[[math.nan] * 4] * 2,
-        reference=[[0.0, 2.0, 2.0, 2.0], [0.0, -2.0, -2.0, -2.0]],
-        effect="Exact",
-        ordinary=_rotations,
-        ulps=32,
-    ),
-    Formula(
-        "axis and angle 0 to a quaternion",
-        "Axis and angle to a quaternion: angle 0",
-        "quaternion(x)",
-        at=[0.0, 0.0, 0.0],
-        gradient=[math.nan] * 3,
-        reference=[0.5, 0.5, 0.5],
-        effect="Exact",
-        ordinary=lambda: (_random(1000, 3), {}),
-        ulps=8,
-    ),
-    Formula(
-        "std of one element, in a division",
-        "Standardizing one element",
-        "standardized(x) * weight",
-        at=[3.0],
-        gradient=[math.nan],
-        reference=None,
-        effect="Chooses",
-        ordinary=lambda: (_random(20), {"weight": _random(20, seed=1)}),
-        ulps=16,
-        given={"weight": 1.0},
-        chosen=[0.0],
-    ),
+    Formula("BCE by hand, a confident and wrong logit", "BCE: a confident logit", "bce(x, y)", 20.0, nan,
+            1 / (1 + math.exp(-20)), "Exact", _logits, 8, {"y": 0.0}),
+    Formula("BCELoss of a sigmoid, the same logit", "BCE: a confident logit", "bce(x, y)", 20.0, 0.0,
+            1 / (1 + math.exp(-20)), "Exact", _logits, 8, {"y": 0.0}, hidden=_SIGMOID),
+    Formula("KL, a target of 0", "KL divergence: a target of 0", "kl(p, x)", _ZEROS, [nan] * 3,
+            [1 / 3, 1 / 3 - 0.25, 1 / 3 - 0.75], "Exact", _distributions, 8, {"p": [0.0, 0.25, 0.75]}),
+    Formula("entropy, a masked logit", "Entropy: a masked logit", "entropy(x)", [0.0, 1.0, -inf], [nan] * 3,
+            _entropy_slopes([0.0, 1.0, -inf]), "Exact", lambda: (_distributions()[0], {}), 16),
+    Formula("focal loss, logits −200 and 100", "Focal loss: confident logits", "focal(x, y)", [-200.0, 100.0],
+            [nan, nan], [-1.0, -1.5 * math.exp(-150)], "Exact", _logits, 8, {"y": [1.0, 1.0]}),
+    Formula("CTC, two equal labels in two frames", "CTC: a target that does not fit",
+            "ctc(x, targets, frames, lengths)", [[[0.0, 0.0]] * 2] * 2, [[[nan, nan], [1 / 12, -1 / 12]]] * 2,
+            [[[MASKED, MASKED], [1 / 6, -1 / 6]]] * 2, "Removes", _sequences, 64,
+            {"targets": [[1, 1], [1, 0]], "frames": [2, 2], "lengths": [2, 1]}),
+    Formula("cosine of a zero vector", "Cosine of a zero vector", "cosine(x, b)", [0.0, 0.0], [nan, nan], None,
+            "Chooses", lambda: (_random(1000, 8), {"b": _random(1000, 8, seed=1)}), 8, {"b": [1.0, 0.0]}, [0.0, 0.0]),
+    Formula("GIoU of two empty boxes", "IoU and GIoU of empty boxes", "giou(x, b)", [1.0] * 4, [nan] * 4, None,
+            "Chooses", _boxes, 8, {"b": [1.0] * 4}, [0.0] * 4),
+    Formula("SI-SDR, a silent target", "SI-SDR and SI-SNR of silence", "si_sdr(x, target)", [0.5, -0.5], [nan, nan],
+            None, "Bounds", _signals, 128, {"target": [0.0, 0.0]}, [-20 / math.log(10), 20 / math.log(10)]),
+    Formula("policy ratio, log-ratio 100, advantage 1", "Policy ratio: the exp overflows",
+            "policy(x, old, advantage)", 100.0, nan, 0.0, "Exact", _tokens, 16, {"old": 0.0, "advantage": 1.0}),
+    Formula("policy ratio, log-ratio 100, advantage −1", "Policy ratio: the exp overflows",
+            "policy(x, old, advantage)", 100.0, inf, math.exp(100), "Bounds", _tokens, 16,
+            {"old": 0.0, "advantage": -1.0}, 0.0),
+    Formula("quaternions 1 and −1 to axis and angle", "Quaternion to axis and angle: no rotation", "axis_angle(x)",
+            [[1.0, *_ZEROS], [-1.0, *_ZEROS]], [[nan] * 4] * 2, [[0.0, 2.0, 2.0, 2.0], [0.0, -2.0, -2.0, -2.0]],
+            "Exact", _rotations, 32),
+    Formula("axis and angle 0 to a quaternion", "Axis and angle to a quaternion: angle 0", "quaternion(x)", _ZEROS,
+            [nan] * 3, [0.5] * 3, "Exact", lambda: (_random(1000, 3), {}), 8),
+    Formula("std of one element, in a division", "Standardizing one element", "standardized(x) * weight", [3.0], [nan],
+            None, "Chooses", lambda: (_random(20), {"weight": _random(20, seed=1)}), 16, {"weight": 1.0}, [0.0]),
 )
+# fmt: on
 """Every formula, in the order of the page."""
 
 

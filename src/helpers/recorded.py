@@ -94,17 +94,6 @@ def observed(case: str, method: str | None, quantity: str) -> tuple[str, dict[st
     return None
 
 
-def by_release(case: str, method: str, quantity: str) -> list[tuple[str, dict[str, Any]]]:
-    """The result of each recorded release on a CPU, the oldest release first."""
-    return [
-        (str(record["torch"]), dict(fact["observed"]))
-        for record in records()
-        if record["device"] == "cpu"
-        for fact in record["outcomes"]
-        if (fact["case"], fact.get("method"), fact["quantity"]) == (case, method, quantity)
-    ]
-
-
 def alike(one: str, other: str) -> bool:
     """Whether two recorded elements are the same, or numbers that differ only by rounding. Zero equals only zero.
 

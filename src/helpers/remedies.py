@@ -1,21 +1,18 @@
-"""Runs every remedy on every row of `helpers.recipes`, and judges each program by a reference gradient.
-
-No result is written in this file. A `Cell` holds a program, the result of the program, and the word for this result.
-"""
+"""Runs every remedy on every row of `helpers.recipes`, and judges each program by a reference gradient."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.masked import MaskedTensor, as_masked_tensor, masked_tensor
+from torch.masked import as_masked_tensor, masked_tensor
 
 from zero_or_nan import ignoring
 
@@ -112,17 +109,13 @@ class Cell:
     Attributes:
         word: one of `WORDS`.
         gradient: the content of `x.grad`, or the exception.
-        loss: the value of the loss; None if there is none.
         lines: how many lines of the plain program are changed or added.
-        steps: what `SGD` and `Adam` do with the gradient: *ok*, *NaN weights*, or the type of an exception.
         code: the program.
     """
 
     word: str
     gradient: Outcome
-    loss: Tensor | None = None
     lines: int = 0
-    steps: tuple[str, ...] = ()
     code: str = ""
 
 
@@ -144,15 +137,6 @@ class Row:
         """
         return "".join(WORDS[cell.word] for cell in self.cells.values())
 
-    def same_loss(self, remedy: str) -> bool:
-        """Whether the loss has the same bits as plain PyTorch's. All NaNs count as the same."""
-        plain, here = self.cells["vanilla"].loss, self.cells[remedy].loss
-        return plain is not None and here is not None and _bits(plain) == _bits(here)
-
-
-def _bits(value: Tensor) -> bytes:
-    return b"nan" if value.isnan() else value.cpu().numpy().tobytes()
-
 
 def compare(situations: Iterable[Situation]) -> list[Row]:
     """Run every remedy on every situation."""
@@ -165,29 +149,18 @@ def _row(situation: Situation) -> Row:
     wide = {name: value.double() if _is_float(value) else value for name, value in names.items()}
     wanted = reference(lambda x: eval(situation.terms, {**wide, "x": x}).sum(), names["x"], used)
     if not situation.ignores:
-        wanted = _without_undefined(situation, wanted)
+        # PyTorch gives a number by convention at some points without a slope, such as the 0 of `atan2` at the origin.
+        for at, number in enumerate(wanted.data.flatten().tolist()):
+            if not all(_slope_is(number, situation, wide, at, step) for step in (-STEP, STEP)):
+                wanted.data.view(-1)[at] = math.nan
     return Row(situation, wanted, {remedy: _cell(situation, wanted, remedy) for remedy in COLUMNS})
 
 
-def _without_undefined(situation: Situation, gradient: Entries) -> Entries:
-    """The gradient with NaN at each element that is not the function's slope on both sides.
-
-    PyTorch gives a number by convention at some of these points, such as the 0 of `atan2` at the origin.
-    """
-    numbers = gradient.data.flatten().tolist()
-    kept = [
-        number if all(_slope_is(number, situation, at, STEP * sign) for sign in (-1, 1)) else math.nan
-        for at, number in enumerate(numbers)
-    ]
-    return Entries(gradient.data.new_tensor(kept, dtype=torch.float64).reshape(gradient.shape), gradient.mask)
-
-
-def _slope_is(number: float, situation: Situation, element: int, step: float) -> bool:
+def _slope_is(number: float, situation: Situation, names: dict[str, Any], element: int, step: float) -> bool:
     """Whether a number is the difference quotient of the loss, in float64, when one element moves by `step`.
 
     Terms of the loss that do not move count as 0, also if they are NaN or infinite.
     """
-    names = {name: value.double() if _is_float(value) else value for name, value in namespace(situation).items()}
     before = names["x"].detach()
     after = before.clone()
     after.view(-1)[element] += step
@@ -227,10 +200,9 @@ def _cell(situation: Situation, wanted: Entries, remedy: str) -> Cell:
         try:
             exec(code, names)
         except Exception as error:
-            return Cell("error", outcome(error), _value(names), lines, (type(error).__name__,), code)
+            return Cell("error", outcome(error), lines, code)
         gradient = outcome(names["x"].grad)
-        steps = tuple(_step(optimizer, names["x"]) for optimizer in (torch.optim.SGD, torch.optim.Adam))
-    return Cell(_word(situation, wanted, gradient), gradient, _value(names), lines, steps, code)
+    return Cell(_word(wanted, gradient), gradient, lines, code)
 
 
 def plain_of(situation: Situation, remedy: str) -> str:
@@ -238,13 +210,6 @@ def plain_of(situation: Situation, remedy: str) -> str:
     code = _module(situation, "") if remedy == "module hook" else program(situation, "vanilla")
     assert code is not None
     return code
-
-
-def _value(names: dict[str, Any]) -> Tensor | None:
-    value = names.get("loss")
-    if isinstance(value, MaskedTensor):
-        value = value.get_data()
-    return value.detach().clone() if isinstance(value, Tensor) else None
 
 
 def changed(before: str, after: str) -> int:
@@ -257,32 +222,13 @@ def changed(before: str, after: str) -> int:
     return max((old - new).total(), (new - old).total())
 
 
-def _step(optimizer: Callable[..., torch.optim.Optimizer], x: Tensor) -> str:
-    before = x.detach().clone()
-    try:
-        optimizer([x], lr=0.1).step()
-    except Exception as error:
-        return type(error).__name__
-    fine = bool(x.isfinite().all())
-    with torch.no_grad():
-        x.copy_(before)
-    return "ok" if fine else "NaN weights"
-
-
-def _word(situation: Situation, wanted: Entries, gradient: Outcome) -> str:
+def _word(wanted: Entries, gradient: Outcome) -> str:
     if not isinstance(gradient, Entries):
         return "error"
-    words = judge(wanted, gradient, ROUNDED)
-    finite = [math.isfinite(number) or not shown for number, shown in _pairs(gradient)]
-    exists = [math.isfinite(number) for number in wanted.data.flatten().tolist()]
-    rest = all(word == "right" for word, defined in zip(words, exists, strict=True) if defined)
-    if all(exists):
-        return "right" if rest else "wrong number" if all(finite) else "NaN or inf"
-    given = [fine and shown for fine, (_, shown) in zip(finite, _pairs(gradient), strict=True)]
-    if not rest:
-        return "wrong number" if all(finite) else "NaN or inf"
-    return "chosen" if any(g for g, defined in zip(given, exists, strict=True) if not defined) else "undefined"
-
-
-def _pairs(gradient: Entries) -> list[tuple[float, bool]]:
-    return list(zip(gradient.data.flatten().tolist(), gradient.mask.flatten().tolist(), strict=True))
+    shown, number, exists = gradient.mask, gradient.data.isfinite(), wanted.data.isfinite()
+    words = zip(judge(wanted, gradient, ROUNDED), exists.flatten().tolist(), strict=True)
+    if any(word != "right" for word, defined in words if defined):
+        return "wrong number" if (number | ~shown).all() else "NaN or inf"
+    if exists.all():
+        return "right"
+    return "chosen" if (number & shown & ~exists).any() else "undefined"

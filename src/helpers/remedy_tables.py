@@ -1,17 +1,17 @@
-"""The results of `helpers.remedies` for readers: tables, every program, and a tree that recommends a remedy."""
+"""The results of `helpers.remedies` for readers: tables, and a tree that recommends a remedy."""
 
 from __future__ import annotations
 
 import html
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import show
-from .entries import Raised, describe
+from .entries import describe
 from .methods import method
-from .recipes import IGNORED, REWRITES, USED, Situation
-from .remedies import COLUMNS, WORDS, Cell, Row, compare, plain_of
+from .recipes import IGNORED, USED
+from .remedies import COLUMNS, WORDS, Row, compare, plain_of
 
 
 @dataclass(frozen=True)
@@ -30,47 +30,23 @@ class Remedies:
         """How many rows of a remedy have one of these words. The default is all rows."""
         return sum(row.cells[remedy].word in words for row in (self.rows if rows is None else rows))
 
-    def lines(self, remedy: str) -> tuple[int, int]:
-        """The fewest and the most lines that a remedy changes."""
-        found = [row.cells[remedy].lines for row in self.rows if row.cells[remedy].word != "no place"]
-        return min(found), max(found)
-
-    def same_loss(self, remedy: str) -> tuple[int, int]:
-        """How many rows have a loss with plain PyTorch's bits, and how many rows have a loss."""
-        found = [row.same_loss(remedy) for row in self.rows if row.cells[remedy].loss is not None]
-        return sum(found), len(found)
-
-    def accepted(self, remedy: str) -> tuple[int, int]:
-        """How many rows have a gradient with which SGD and Adam give finite weights, and how many have a gradient."""
-        found = [set(cell.steps) == {"ok"} for cell in self.of(remedy) if cell.word not in ("no place", "error")]
-        return sum(found), len(found)
-
-    def refused(self, remedy: str) -> bool:
-        """Whether an optimizer raises for the remedy's gradient."""
-        cells = [cell for cell in self.of(remedy) if cell.word != "error"]
-        return any(step not in ("ok", "NaN weights") for cell in cells for step in cell.steps)
-
-    def of(self, remedy: str) -> list[Cell]:
-        """The cells of a remedy, row by row."""
-        return [row.cells[remedy] for row in self.rows]
-
 
 def every_remedy() -> Remedies:
     """Run every remedy on every row of `helpers.recipes`."""
     return Remedies(compare(IGNORED), compare(USED))
 
 
-def mark(word: str) -> str:
-    """The mark of a word as HTML. Screen readers read the word itself."""
-    return f'<span aria-hidden="true">{WORDS[word]}</span><span class="zn-said-only">{word}</span>'
-
-
 def marks_table(rows: Sequence[Row], caption: str) -> None:
-    """Show a row for each situation, and a mark for each remedy."""
+    """Show a row for each situation, and a mark for each remedy. Screen readers read the word of a mark."""
+    kinds = {"right": "good", "wrong number": "bad", "chosen": "own"}
     head = "".join(f'<th scope="col"><span>{html.escape(method(name).title)}</span></th>' for name in COLUMNS)
     body = "".join(
         f'<tr><th scope="row">{show.link(row.situation.page, row.situation.name)}</th>'
-        + "".join(f'<td class="zn-{_kind(cell.word)}-cell">{mark(cell.word)}</td>' for cell in row.cells.values())
+        + "".join(
+            f'<td class="zn-{kinds.get(cell.word, "other")}-cell"><span aria-hidden="true">{WORDS[cell.word]}</span>'
+            f'<span class="zn-said-only">{cell.word}</span></td>'
+            for cell in row.cells.values()
+        )
         + "</tr>"
         for row in rows
     )
@@ -85,58 +61,36 @@ def marks_table(rows: Sequence[Row], caption: str) -> None:
     show.show(show.Item(plain, f'{table}<p class="zn-note">{legend}.</p>'))
 
 
-def _kind(word: str) -> str:
-    return {"right": "good", "wrong number": "bad", "chosen": "own"}.get(word, "other")
-
-
 def methods_table(found: Remedies) -> None:
-    """Show a row for each remedy: how often it is right and wrong, and what it requires of the code."""
-    ignored = len(found.ignored)
-    rows, plain = [], []
+    """Show a row for each remedy: how often it is right and wrong, and how many lines it changes or adds."""
+    words = ("right", "wrong number", "NaN or inf", "error")
+    rows = []
     for name in COLUMNS:
-        counts = Counter(row.cells[name].word for row in found.ignored)
-        chosen = found.count(name, "chosen", rows=found.used)
-        fewest, most = found.lines(name)
-        (same, losses), (ok, gradients) = found.same_loss(name), found.accepted(name)
-        accepted = "refused" if found.refused(name) else f"{ok} of {gradients}" if gradients else "no gradient"
-        cells = [
-            f"{counts['right']} of {ignored}",
-            str(counts["wrong number"]),
-            str(counts["NaN or inf"]),
-            str(counts["error"]),
-            f"{chosen} of {len(found.used)}",
-            str(most) if fewest == most else f"{fewest}–{most}",
-            f"{same} of {losses}",
-            accepted,
-        ]
-        plain.append(f"{method(name).title}: {', '.join(cells)}")
-        rows.append([html.escape(method(name).title), *cells])
-    head = ["method", "right", "wrong number", "NaN or inf", "error", "chosen", "lines", "same loss", "steps"]
+        lines = {row.cells[name].lines for row in found.rows if row.cells[name].word != "no place"}
+        counts = [str(found.count(name, word, rows=found.ignored)) for word in words]
+        chosen = f"{found.count(name, 'chosen', rows=found.used)} of {len(found.used)}"
+        span = "–".join(map(str, sorted({min(lines), max(lines)})))
+        rows.append([html.escape(method(name).title), *counts, chosen, span])
+    plain = "\n".join(f"{name}: {', '.join(cells)}" for name, *cells in rows)
     caption = f"{len(rows) - 1} remedies and plain PyTorch, counted"
-    show.show(show.Item("\n".join(plain), f'<div class="zn-figures">{show.table(caption, head, rows)}</div>'))
+    table = show.table(caption, ["method", *words, "chosen", "lines"], rows)
+    show.show(show.Item(plain, f'<div class="zn-figures">{table}</div>'))
 
 
-def numbers_table(rows: Sequence[Row], word: str, caption: str, closed: bool = False) -> None:
-    """Show each number that got the given word, and the remedies that gave it, next to the reference."""
+def wrong_numbers_table(rows: Sequence[Row]) -> None:
+    """Show each wrong number, and the remedies that gave it, next to the reference."""
     body, plain = [], []
     for row in rows:
         by: dict[str, list[str]] = {}
         for name, cell in row.cells.items():
-            if cell.word == word:
+            if cell.word == "wrong number":
                 by.setdefault(describe(cell.gradient, 3), []).append(method(name).title)
-        lines = [f"{gradient}: {', '.join(names)}" for gradient, names in by.items()]
-        if lines:
-            right = describe(row.reference, 3)
-            plain += [f"{row.situation.name}, reference {right}", *(f"  {line}" for line in lines)]
-            told = "<br>".join(
-                f"<strong>{html.escape(gradient)}</strong> {html.escape(', '.join(names))}"
-                for gradient, names in by.items()
-            )
+        if by:
+            right, gave = describe(row.reference, 3), [(gradient, ", ".join(names)) for gradient, names in by.items()]
+            plain += [f"{row.situation.name}, reference {right}", *(f"  {each[0]}: {each[1]}" for each in gave)]
+            told = "<br>".join(f"<strong>{html.escape(each[0])}</strong> {html.escape(each[1])}" for each in gave)
             body.append([html.escape(row.situation.name), html.escape(right), told])
-    head = ["case", "reference", "gives, by which remedy"]
-    table = show.table(caption, head, body)
-    if closed:
-        table = f"<details><summary>{caption}, in {len(body)} cases</summary>{table}</details>"
+    table = show.table("Every wrong number", ["case", "reference", "gives, by which remedy"], body)
     show.show(show.Item("\n".join(plain), show.prose(table)))
 
 
@@ -145,77 +99,25 @@ def changes_table(row: Row) -> None:
     situation = row.situation
     plain = (plain_of(situation, "vanilla") + plain_of(situation, "module hook")).splitlines()
     changes = {name: [line for line in cell.code.splitlines() if line not in plain] for name, cell in row.cells.items()}
-    changes["vanilla"] = [*_start(situation), *row.cells["vanilla"].code.splitlines()]
+    changes["vanilla"] = [
+        f"x = torch.tensor({situation.x}, requires_grad=True)",
+        *situation.given.splitlines(),
+        *row.cells["vanilla"].code.splitlines(),
+    ]
     text = "\n".join(f"{method(name).title}: {'; '.join(lines)}" for name, lines in changes.items())
     caption = f"What each remedy changes or adds in the case <em>{html.escape(situation.name)}</em>"
-    rows = [[html.escape(method(name).title), _pre(lines)] for name, lines in changes.items()]
-    table = show.table(caption, ["method", "lines"], rows)
-    show.show(show.Item(text, show.prose(table, kind="zn-programs")))
+    rows = [
+        [html.escape(method(name).title), f"<pre>{html.escape(chr(10).join(lines))}</pre>"]
+        for name, lines in changes.items()
+    ]
+    show.show(show.Item(text, show.prose(show.table(caption, ["method", "lines"], rows), kind="zn-programs")))
 
 
-def programs(rows: Sequence[Row]) -> None:
-    """Show the result of every remedy in every row, folded, with the code of the remedies that rewrite the row."""
-    text = "\n".join(
-        f"{row.situation.name}, {method(name).title}: {describe(cell.gradient, 3)}"
-        for row in rows
-        for name, cell in row.cells.items()
-        if cell.code
-    )
-    cards = "".join(map(_card, rows))
-    show.show(show.Item(text, f"<details><summary>The programs of all {len(rows)} cases</summary>{cards}</details>"))
+def tree(found: Remedies) -> Any:
+    """The tree that recommends a remedy, with the count that supports each recommendation.
 
-
-def _card(row: Row) -> str:
-    situation = row.situation
-    cells = "".join(
-        f"<dt>{WORDS[cell.word]} {html.escape(method(name).title)}</dt><dd>{_gives(cell)}"
-        + (f"{_pre(cell.code.splitlines()[:-1])}</dd>" if name in ("vanilla", *REWRITES) else "</dd>")
-        for name, cell in row.cells.items()
-        if cell.code
-    )
-    used = "" if situation.ignores else " (used)"
-    return (
-        f'<details class="zn-programs"><summary>{html.escape(situation.name)}{used}</summary>{_pre(_start(situation))}'
-        f"<p>Reference: {html.escape(describe(row.reference))}</p><dl>{cells}</dl></details>"
-    )
-
-
-def _start(situation: Situation) -> list[str]:
-    return [f"x = torch.tensor({situation.x}, requires_grad=True)", *situation.given.splitlines()]
-
-
-def _pre(lines: Sequence[str]) -> str:
-    return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
-
-
-def _gives(cell: Cell) -> str:
-    said = describe(cell.gradient)
-    if isinstance(cell.gradient, Raised):
-        said += f": {cell.gradient.message.strip().splitlines()[0][:100]}"
-    return html.escape(said)
-
-
-@dataclass(frozen=True)
-class End:
-    """An end of the tree: a column of the table, the advice, and the count that supports it."""
-
-    remedy: str
-    advice: str
-    count: str
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question of the tree, and the subtree for each answer."""
-
-    text: str
-    answers: Mapping[str, Question | End]
-
-
-def tree(found: Remedies) -> Question:
-    """The tree that recommends a remedy.
-
-    It has at most five ends. Each end is a column of the table, with its count.
+    A question is a pair of its text and its answers, with what follows each of them. An end is a column of the table,
+    the advice, and the count.
     """
     ignored, used, every = len(found.ignored), len(found.used), len(found.rows)
 
@@ -225,48 +127,40 @@ def tree(found: Remedies) -> Question:
     chosen = found.count("double where", "chosen", rows=found.used)
     kept = found.count("ignoring", "undefined", rows=found.used)
     quiet = every - found.count("clip or stop", "NaN or inf", "undefined", "wrong number")
-    return Question(
-        "Does the loss use the bad element?",
-        {
-            "No": Question(
-                "Can you change the forward code?",
-                {
-                    "Yes, and the shape may change": End(
-                        "select first", "Select the good rows before the dangerous function.", right("select first")
-                    ),
-                    "Yes, but the shape must stay": End(
-                        "double where", "One where inside the function, and one outside.", right("double where")
-                    ),
-                    "No": End(
-                        "ignoring",
-                        "Call ignoring.backward(loss).",
-                        f"{right('ignoring')}; an undefined gradient stays undefined in {kept} of {used}",
-                    ),
-                },
-            ),
-            "Yes": Question(
-                "Do you know which gradient you want there?",
-                {
-                    "Yes": End(
-                        "double where",
-                        "In the inner where, write a harmless number. In the outer where, write an expression with "
-                        "the value and the slope that you choose: a constant has slope 0.",
-                        f"a chosen number in {chosen} of {used} cases",
-                    ),
-                    "No": End(
-                        "clip or stop",
-                        "Stop before the optimizer steps, and find the line.",
-                        f"no NaN and no wrong number reaches the optimizer in {quiet} of {every} cases",
-                    ),
-                },
-            ),
-        },
-    )
-
-
-def ends(node: Question | End) -> list[End]:
-    """The ends of a tree, from top to bottom."""
-    return [node] if isinstance(node, End) else [end for after in node.answers.values() for end in ends(after)]
+    change = {
+        "Yes, and the shape may change": (
+            "select first",
+            "Select the good rows before the dangerous function.",
+            right("select first"),
+        ),
+        "Yes, but the shape must stay": (
+            "double where",
+            "One where inside the function, and one outside.",
+            right("double where"),
+        ),
+        "No": (
+            "ignoring",
+            "Call ignoring.backward(loss).",
+            f"{right('ignoring')}; an undefined gradient stays undefined in {kept} of {used}",
+        ),
+    }
+    know = {
+        "Yes": (
+            "double where",
+            "In the inner where, write a harmless number. In the outer where, write an expression with "
+            "the value and the slope that you choose: a constant has slope 0.",
+            f"a chosen number in {chosen} of {used} cases",
+        ),
+        "No": (
+            "clip or stop",
+            "Stop before the optimizer steps, and find the line.",
+            f"no NaN and no wrong number reaches the optimizer in {quiet} of {every} cases",
+        ),
+    }
+    return "Does the loss use the bad element?", {
+        "No": ("Can you change the forward code?", change),
+        "Yes": ("Do you know which gradient you want there?", know),
+    }
 
 
 def decision_tree(found: Remedies) -> None:
@@ -275,21 +169,21 @@ def decision_tree(found: Remedies) -> None:
     show.show(show.Item("\n".join(_lines(root)), f'<div class="zn-tree">{_branch(root)}</div>'))
 
 
-def _branch(node: Question | End) -> str:
-    if isinstance(node, End):
-        name = html.escape(method(node.remedy).title)
-        return f'<p class="zn-end"><b>{name}</b>: {html.escape(node.advice)}<span>{html.escape(node.count)}</span></p>'
+def _branch(node: Any) -> str:
+    if len(node) == 3:
+        remedy, advice, count = map(html.escape, (method(node[0]).title, *node[1:]))
+        return f'<p class="zn-end"><b>{remedy}</b>: {advice}<span>{count}</span></p>'
     answers = "".join(
-        f'<li><p class="zn-answer">{html.escape(answer)}</p>{_branch(after)}</li>'
-        for answer, after in node.answers.items()
+        f'<li><p class="zn-answer">{html.escape(answer)}</p>{_branch(after)}</li>' for answer, after in node[1].items()
     )
-    return f'<p class="zn-question">{html.escape(node.text)}</p><ul>{answers}</ul>'
+    return f'<p class="zn-question">{html.escape(node[0])}</p><ul>{answers}</ul>'
 
 
-def _lines(node: Question | End, indent: str = "") -> list[str]:
-    if isinstance(node, End):
-        return [f"{indent}{method(node.remedy).title}: {node.advice} ({node.count})"]
-    lines = [f"{indent}{node.text}"]
-    for answer, after in node.answers.items():
-        lines += [f"{indent}- {answer}", *_lines(after, f"{indent}  ")]
-    return lines
+def _lines(node: Any, indent: str = "") -> Iterator[str]:
+    if len(node) == 3:
+        yield f"{indent}{method(node[0]).title}: {node[1]} ({node[2]})"
+        return
+    yield f"{indent}{node[0]}"
+    for answer, after in node[1].items():
+        yield f"{indent}- {answer}"
+        yield from _lines(after, f"{indent}  ")

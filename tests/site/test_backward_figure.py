@@ -39,7 +39,6 @@ def status(figure):
 def test_it_begins_where_nan_is_born(figure):
     assert steps(figure) == ["2"]
     assert status(figure).split("\n") == ["Step 3 of 4: exp, vanilla", "NaN is born: 0 × inf = NaN at [2]."]
-    assert "0 × inf = NaN" in seen(figure, ".zn-call") and len(seen(figure, ".zn-call")) == 1
     assert figure.locator(".zn-graph .zn-now[data-step]").get_attribute("data-step") == "2"
     assert seen(figure, ".zn-here") == ["▶"]
 
@@ -93,9 +92,9 @@ def test_ignoring_is_chosen_and_every_entry_follows(figure):
     assert status(figure).split("\n") == ["Step 3 of 4: exp, ignoring", "Ignored: -- × inf = -- at [2]."]
     rows = figure.locator(".zn-step[data-step='2'] tbody tr:visible")
     assert [row.split() for row in rows.all_inner_texts()] == [
-        ["arrives", "1", "--", "--"],
-        ["result", "0.368", "7.39", "inf"],
-        ["to", "x.grad", "0.368", "--", "--"],
+        ["arrives", "[1,", "--,", "--]"],
+        ["result", "[0.368,", "7.39,", "inf]"],
+        ["to", "x.grad", "[0.368,", "--,", "--]"],
     ]
     plain.press("ArrowRight")
     assert steps(figure) == ["3"] and status(figure).startswith("Step 4 of 4: x.grad, ignoring")

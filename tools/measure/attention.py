@@ -160,13 +160,12 @@ def add(project: Project, release: str, found: Rows) -> Path:
 
 def recorded(content: dict[str, Any]) -> dict[str, Rows]:
     """The rows in the record, by release."""
-    lines = by_release(content)
-    return {
-        name: {
-            table: [[line["row"], *line["cells"]] for line in lines[name] if line["table"] == table] for table in HEADS
-        }
-        for name in lines
-    }
+    found: dict[str, Rows] = {}
+    for release, lines in by_release(content).items():
+        found[release] = {table: [] for table in HEADS}
+        for line in lines:
+            found[release][line["table"]].append([line["row"], *line["cells"]])
+    return found
 
 
 # On the page.
@@ -178,14 +177,10 @@ def shown(record: dict[str, Any]) -> str:
     tables = []
     for name, head in HEADS.items():
         having = {release: {row[0]: row[1:] for row in rows[name]} for release, rows in content.items() if rows[name]}
-        newest = list(having)[-1]
-        rows = [
-            [
-                html.escape(label),
-                *(per_release({r: _word(rows[label][i]) for r, rows in having.items()}) for i, _ in cells),
-            ]
-            for label, cells in ((label, list(enumerate(found))) for label, found in having[newest].items())
-        ]
+        rows = []
+        for label, found in having[list(having)[-1]].items():
+            columns = ({r: _word(rows[label][at]) for r, rows in having.items()} for at in range(len(found)))
+            rows.append([html.escape(label), *map(per_release, columns)])
         caption = f"<code>{html.escape(name)}</code>, on a CPU, PyTorch {spans(list(having))}"
         tables.append(show.table(caption, head, rows, stack=True))
     return prose(*tables, f'<p class="zn-note">Off by 0: by less than {SMALL:g}.</p>')

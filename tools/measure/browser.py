@@ -1,4 +1,4 @@
-"""A real browser that opens the built site, for the tests of the site, the PDF and the picture of the README."""
+"""A real browser that opens the built site, for the tests of the site and the picture of the README."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Program(NamedTuple):
 
     Attributes:
         name: how the loss leaves out the bad rows.
-        of: makes the loss, a function of the tensors. Its argument `compile` is applied to the region.
+        of: makes the loss, a function of the tensors. Its argument is applied to the region, and may compile it.
         given: the tensors.
         rows: the number of good rows. If the loss uses all rows, it uses the bad rows too.
         parameters: the other tensors that get a gradient.
@@ -82,15 +82,11 @@ class Program(NamedTuple):
 # The programs.
 
 
-def _used(tensor: Tensor, rows: int) -> Tensor:
-    return (torch.arange(len(tensor)) < rows).view(-1, *[1] * (tensor.dim() - 1))
-
-
 def _selections(rows: int) -> dict[str, Callable[[Tensor], Tensor]]:
-    return {
-        "sliced": lambda terms: terms[:rows],
-        "deselected": lambda terms: torch.where(_used(terms, rows), terms, 0.0),
-    }
+    def deselected(terms: Tensor) -> Tensor:
+        return torch.where((torch.arange(len(terms)) < rows).view(-1, *[1] * (terms.dim() - 1)), terms, 0.0)
+
+    return {"sliced": lambda terms: terms[:rows], "deselected": deselected}
 
 
 def of_layer(name: str) -> Iterator[Program]:
@@ -123,14 +119,7 @@ def of_layer(name: str) -> Iterator[Program]:
 
 
 class Loss(NamedTuple):
-    """A loss of `torch.nn`.
-
-    Attributes:
-        targets: the values that the loss compares with, row by row.
-        predictions: how many tensors the loss compares.
-        call: calls the module with the predictions and the targets.
-        prepared: prepares a prediction for the loss.
-    """
+    """A loss of `torch.nn`: of which targets, for how many predictions, and how it is called with them."""
 
     targets: Sequence[Tensor] = ()
     predictions: int = 1
@@ -146,30 +135,24 @@ IGNORE = -100
 def losses() -> dict[str, Loss]:
     """Every loss of `torch.nn`. A linear layer makes the prediction, which has four rows."""
     torch.manual_seed(0)
-    signs, unit = torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.rand(4, 5)
-    kinds = {
-        "same": unit,
-        "unit": unit,
-        "sign": signs[:, None].expand(4, 5),
-        "class": torch.arange(4),
-        "classes": torch.tensor([[0, 2, -1, 0, 0]] * 4),
-    }
-    found = {name: Loss([kinds[kind]]) for name, kind in _table().LOSSES.items()}
-    found["BCELoss"] = Loss([unit], prepared=torch.sigmoid)
-    found["NLLLoss"] = Loss([kinds["class"]], prepared=lambda prediction: prediction.log_softmax(1))
-    found["CosineEmbeddingLoss"] = Loss([signs], 2)
-    found["MarginRankingLoss"] = Loss([kinds["sign"]], 2)
-    found["TripletMarginLoss"] = found["TripletMarginWithDistanceLoss"] = Loss((), 3)
-    found["GaussianNLLLoss"] = Loss([unit, unit + 0.5])
+    signs, unit, number = torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.rand(4, 5), torch.arange(4)
+    classes = torch.tensor([[0, 2, -1, 0, 0]] * 4)
+    kinds = {"same": unit, "unit": unit, "sign": signs[:, None].expand(4, 5), "class": number, "classes": classes}
 
-    def ctc(module: nn.Module, prediction: Tensor, targets: Tensor) -> Tensor:
+    def ctc(module: nn.Module, prediction: Tensor, targets: Tensor) -> Any:
         steps = prediction.view(len(prediction), 6, 5).log_softmax(-1).transpose(0, 1)
-        lengths = torch.full((len(prediction),), 6), torch.full((len(prediction),), 2)
-        result: Tensor = module(steps, targets, *lengths)
-        return result
+        return module(steps, targets, *(torch.full((len(prediction),), length) for length in (6, 2)))
 
-    found["CTCLoss"] = Loss([torch.tensor([[1, 2], [3, 4], [2, 1], [4, 3]])], call=ctc, width=30)
-    return found
+    return {
+        **{name: Loss([kinds[kind]]) for name, kind in _table().LOSSES.items()},
+        "BCELoss": Loss([unit], prepared=torch.sigmoid),
+        "NLLLoss": Loss([number], prepared=lambda prediction: prediction.log_softmax(1)),
+        "CosineEmbeddingLoss": Loss([signs], 2),
+        "MarginRankingLoss": Loss([kinds["sign"]], 2),
+        **dict.fromkeys(("TripletMarginLoss", "TripletMarginWithDistanceLoss"), Loss((), 3)),
+        "GaussianNLLLoss": Loss([unit, unit + 0.5]),
+        "CTCLoss": Loss([torch.tensor([[1, 2], [3, 4], [2, 1], [4, 3]])], call=ctc, width=30),
+    }
 
 
 def of_loss(name: str) -> Iterator[Program]:
@@ -226,11 +209,8 @@ def measure(name: str, backend: str) -> dict[str, str]:
     found: dict[str, str] = {}
     if backend == "inductor":
         ignoring.follow_compiled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         for program in of_layer(name) if name in _table().LAYERS else of_loss(name):
-            for bad in BAD:
-                found[f"{program.name}, {bad}"] = ""
             try:
                 found |= judged(program, backend)
             except Exception as error:
@@ -357,25 +337,23 @@ def add(project: Project, release: str, backend: str, found: dict[str, dict[str,
     known = read(project, "compiled")
     here = {"torch": release, "backend": backend}
     layers = _table().LAYERS
-    totals, exceptions = [], []
+    rows: dict[str, list[dict[str, Any]]] = {"totals": [], "exceptions": []}
     for kind, are_layers in (("layers", True), ("losses", False)):
         some = {name: outcomes for name, outcomes in found.items() if (name in layers) is are_layers}
         counts = tally(some)
-        totals.append(
-            {**here, "of": kind, "names": len(some), **{outcome: counts[outcome] for outcome in reversed(OUTCOMES)}}
-        )
+        numbers = {outcome: counts[outcome] for outcome in reversed(OUTCOMES)}
+        rows["totals"].append({**here, "of": kind, "names": len(some), **numbers})
     for name, outcomes in found.items():
         by_outcome: dict[str, list[str]] = {}
         for case, outcome in outcomes.items():
             if outcome != "right":
                 by_outcome.setdefault(outcome, []).append(case)
         if by_outcome:
-            exceptions.append({**here, "name": name, **by_outcome})
-    content = {}
-    for key, rows in (("totals", totals), ("exceptions", exceptions)):
-        others = [row for row in known.get(key, []) if {**row, **here} != row]
-        content[key] = sorted(others + rows, key=lambda row: (number(row["torch"]), BACKENDS.index(row["backend"])))
-    return keep(project, "compiled", content)
+            rows["exceptions"].append({**here, "name": name, **by_outcome})
+    for key, added in rows.items():
+        added += [row for row in known.get(key, []) if {**row, **here} != row]
+        added.sort(key=lambda row: (number(row["torch"]), BACKENDS.index(row["backend"])))
+    return keep(project, "compiled", rows)
 
 
 # On the page.
@@ -384,31 +362,30 @@ def add(project: Project, release: str, backend: str, found: dict[str, dict[str,
 def shown(content: dict[str, Any]) -> str:
     """A table of the outcomes of the programs, by release and backend; folded, the programs that are not right."""
     totals = content["totals"]
-    outcomes = [key for key in totals[0] if key not in ("torch", "backend", "of", "names")]
-    programs = sum(row[outcome] for row in totals for outcome in outcomes)
+    counts = {outcome: sum(row[outcome] for row in totals) for outcome in reversed(OUTCOMES)}
     caption = (
-        f"{sum(row['right'] for row in totals):,} of {programs:,} compiled programs with bad rows get the right "
-        f"gradient, {sum(row['silent'] + row['hidden'] for row in totals)} get another one without a warning"
+        f"{counts['right']:,} of {sum(counts.values()):,} compiled programs with bad rows get the right "
+        f"gradient, {counts['silent'] + counts['hidden']} get another one without a warning"
     )
-    shown = [outcome for outcome in outcomes if any(row[outcome] for row in totals)]
-    lines = [
-        [f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>", f"{row['names']} {row['of']}"]
-        + [str(row[outcome]) for outcome in shown]
-        for row in totals
-    ]
-    parts = [show.table(caption, ["PyTorch, backend", "of", *shown], lines)]
+    shown = [outcome for outcome, count in counts.items() if count]
+
+    def place(row: dict[str, Any]) -> str:
+        return f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>"
+
+    lines = [[place(row), f"{row['names']} {row['of']}", *(str(row[each]) for each in shown)] for row in totals]
+    table = show.table(caption, ["PyTorch, backend", "of", *shown], lines)
     left = [
         [
-            f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>",
+            place(row),
             html.escape(row["name"]),
             "<br>".join(html.escape(f"{what}: {'; '.join(cases)}") for what, cases in cases_by_outcome(row)),
         ]
         for row in content["exceptions"]
     ]
-    if left:
-        table = show.table("Programs that are not right", ["PyTorch", "layer or loss", "outcome"], left, stack=True)
-        parts.append(f"<details><summary>{len(left)} rows of programs that are not right</summary>{table}</details>")
-    return prose(*parts)
+    if not left:
+        return prose(table)
+    more = show.table("Programs that are not right", ["PyTorch", "layer or loss", "outcome"], left, stack=True)
+    return prose(table, f"<details><summary>{len(left)} rows of programs that are not right</summary>{more}</details>")
 
 
 def cases_by_outcome(row: dict[str, Any]) -> list[tuple[str, list[str]]]:

@@ -28,9 +28,9 @@ from torch import Tensor
 from zero_or_nan import explain, ignoring
 
 from ..project import Problem, Project, named
-from .costs_shown import BOTH, STATES, multiples, times
+from .costs_shown import STATES, multiples
 from .functions import FUNCTIONS
-from .records import keep, read
+from .records import keep
 from .workloads import CASES, COMPILED, FAILING, Loss, Workload
 
 T = TypeVar("T")
@@ -208,20 +208,15 @@ def _rows(cases: Iterable[Workload], seconds: float = SECONDS) -> list[dict[str,
             row["seconds"] = measure(case, contaminated, seconds)
             if case.memory:
                 row["peak"] = _peaks(case, contaminated)
-            rows.append(row)
-            print(_line(row), flush=True)
+            rows.append(_told(row))
     return rows
 
 
 def costs(project: Project, *names: str) -> None:
     """Measure every case, print each result at once, and write `results/measured/costs.json`.
 
-    If cases or functions are named, measure only their gradients, and write nothing. The name "functions" records all
-    functions anew, and nothing else.
+    If cases or functions are named, measure only their gradients, and write nothing.
     """
-    if names == ("functions",):
-        keep(project, "costs", read(project, "costs") | {"functions": list(map(growing, FUNCTIONS))})
-        return
     every = {**CASES, **COMPILED}
     chosen = named(names, [*every, *FUNCTIONS], "case or function")
     warnings.simplefilter("ignore")  # torch.masked repeats its warning about the prototype
@@ -252,16 +247,7 @@ def costs(project: Project, *names: str) -> None:
 def _told(row: dict[str, Any]) -> dict[str, Any]:
     """A row, after it was printed as multiples of plain PyTorch's time."""
     case, seconds = row["case"] + ", contaminated" * row.get("contaminated", False), row["seconds"]
-    print(f"{case}: { {method: round(took / seconds['plain'], 2) for method, took in seconds.items()} } of plain")
+    if "entries" in row:
+        seconds = {method: took["backward"] for method, took in seconds.items()}
+    print(f"{case}: { {name: round(took / seconds['plain'], 2) for name, took in seconds.items()} }", flush=True)
     return row
-
-
-def _line(row: dict[str, Any]) -> str:
-    state = "contaminated" if row["contaminated"] else "clean"
-    parts = [f"{row['case']}, {state}: backward {times(row, 'ignoring'):.2f} of plain"]
-    if "masked" in row["seconds"]:
-        parts.append(f"masked / ignoring {times(row, 'masked', base='ignoring'):.1f} backward")
-        parts.append(f"{times(row, 'masked', BOTH, 'ignoring'):.1f} with forward")
-    if "peak" in row:
-        parts.append(f"peak memory {row['peak']['ignoring'] / row['peak']['plain']:.2f} of plain")
-    return ", ".join(parts)

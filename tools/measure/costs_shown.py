@@ -22,32 +22,15 @@ MODEL = "6 transformer layers"
 def shown(content: dict[str, Any]) -> str:
     """A figure of the time that a gradient takes, and tables. Each number is a multiple of plain PyTorch's number."""
     rows, compiled = content["rows"], content["compiled"]
-    where = [row for row in rows if row["entries"]]
+    where, models = ([row for row in rows if bool(row["entries"]) is has] for has in (True, False))
+    time = "Time of backward, until its graph is freed, as a multiple of plain PyTorch's time"
+    parts = [
+        (f"{time} (torch {content['torch']}, {content['machine']})", "model", models, times),
+        ("The same of compiled layers, compared with plain PyTorch compiled in the same way", "layer", compiled, times),
+        ("Peak memory, as a multiple of plain PyTorch's", "case", [*_weighed(rows), *compiled], _memory),
+    ]
     states = ["nothing contaminated", "contaminated"]
-    caption = (
-        "Time of backward, until its graph is freed, as a multiple of plain PyTorch's time "
-        f"(torch {content['torch']}, {content['machine']})"
-    )
-    models = [row for row in rows if not row["entries"]]
-    tables = [show.table(caption, ["model", *states], _pairs(models, lambda row: times(row, "ignoring")))]
-    caption = "The same of compiled layers, as a multiple of plain PyTorch's time, compiled in the same way"
-    tables.append(
-        show.table(caption, ["layer, backend", *states], _pairs(compiled, lambda row: times(row, "ignoring")))
-    )
-    if chains := [row for row in rows if row.get("nodes")]:
-        tables.append(_by_nodes(chains))
-    for parts, name in ((("backward",), "backward"), (BOTH, "forward and backward")):
-        caption = f"where over exp, {name}: time, as a multiple of plain PyTorch's time"
-        cells = [
-            [
-                f"{row['entries']:,} {'contaminated' if row['contaminated'] else 'clean'}".replace(",", " "),
-                *(f"{times(row, method, parts):.2g}" for method in _METHODS),
-            ]
-            for row in where
-        ]
-        tables.append(show.table(caption, ["elements", *_METHODS], cells))
-    caption = "Peak memory, as a multiple of plain PyTorch's peak memory"
-    tables.append(show.table(caption, ["case", *states], _pairs([*_weighed(rows), *compiled], _memory)))
+    tables = [show.table(caption, [of, *states], _pairs(cases, figure)) for caption, of, cases, figure in parts]
     folded = f"<details><summary>All numbers, in {len(tables)} tables</summary>{''.join(tables)}</details>"
     return show.page(f'{in_short(content)}{_curves(where).html()}<div class="zn-prose zn-figures">{folded}</div>')
 
@@ -123,7 +106,7 @@ def in_short(content: dict[str, Any]) -> str:
 
 def _time_of(rows: list[dict[str, Any]], contaminated: bool) -> str:
     """The time of backward: the median, and the most."""
-    found = {row["case"]: times(row, "ignoring") for row in rows if row["contaminated"] is contaminated}
+    found = {row["case"]: times(row) for row in rows if row["contaminated"] is contaminated}
     most = max(found, key=lambda case: found[case])
     return (
         f"{statistics.median(found.values()):.2f} times as long as plain PyTorch's in the median of {len(found)} "
@@ -170,7 +153,9 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
     return sketch.figure
 
 
-def times(row: dict[str, Any], method: str, parts: tuple[str, ...] = ("backward",), base: str = "plain") -> float:
+def times(
+    row: dict[str, Any], method: str = "ignoring", parts: tuple[str, ...] = ("backward",), base: str = "plain"
+) -> float:
     """The time of a method in these parts of the work, as a multiple of the time of `base`."""
     seconds = row["seconds"]
     return float(sum(seconds[method][part] for part in parts) / sum(seconds[base][part] for part in parts))
@@ -213,24 +198,6 @@ def _failing(content: dict[str, Any]) -> str:
     less = "<code>explain</code>, less the fixed price"
     head = ["step", "plain, ms", "<code>explain</code>, ms", "<code>explain</code>", less, "<code>ignoring</code>"]
     return show.table(caption, head, rows)
-
-
-def _by_nodes(rows: list[dict[str, Any]]) -> str:
-    """A table that shows whether the time of a node depends on the number of nodes."""
-
-    def of_a_node(row: dict[str, Any], method: str) -> float:
-        return float(row["seconds"][method]["backward"]) / int(row["nodes"])
-
-    unit = of_a_node(next(row for row in rows if not row["contaminated"]), "plain")
-    by_length: dict[int, list[str]] = {}
-    for row in rows:
-        methods = ("ignoring",) if row["contaminated"] else ("plain", "ignoring")
-        by_length.setdefault(row["nodes"], []).extend(f"{of_a_node(row, method) / unit:.2f}" for method in methods)
-    return show.table(
-        "Time of one node of a chain, as a multiple of plain PyTorch's time in the shortest chain",
-        ["nodes", "plain", "ignoring, nothing contaminated", "ignoring, contaminated"],
-        [[f"{length:,}".replace(",", " "), *figures] for length, figures in by_length.items()],
-    )
 
 
 def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], float]) -> list[list[str]]:

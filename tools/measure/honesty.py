@@ -227,11 +227,8 @@ def judge_hook(op: Any, sample: Any, name: str, tally: Tally) -> None:
 
     def hook(cotangent: Tensor) -> Tensor | None:
         with torch.no_grad():
-            wanted = called(
-                torch.empty_like(cotangent).copy_(cotangent.clone())
-                if type(cotangent) is not Tensor
-                else cotangent.clone()
-            )
+            plainly = cotangent.clone()
+            wanted = called(plainly if type(plainly) is Tensor else torch.empty_like(cotangent).copy_(plainly))
             got = called(cotangent)
         kinds = {type(cotangent), type(got)}
         if kinds != {Tensor}:

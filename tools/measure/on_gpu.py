@@ -1,14 +1,17 @@
-"""What `ignoring` does on this machine's GPU: the words of the self-check, and the time of a training step."""
+"""What only a GPU can show: the self-check, the time of a training step, and queries whose keys are all masked."""
 
 from __future__ import annotations
 
 import html
-import time
+import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import benchmark
 
 from helpers import show
 from zero_or_nan import ignoring
@@ -17,17 +20,27 @@ from zero_or_nan.selfcheck.checking import ask_all
 from ..project import Project
 from .records import RELEASE, gpu, keep, prose
 
-ROUNDS = 12
-"""How often each step is timed. The shortest time counts."""
+SECONDS = 1.0
+"""How long each step is timed. The median counts."""
+LENGTHS = (64, 100)
+"""The numbers of queries and keys."""
+EMPTY = {"last rows": slice(-8, None), "first rows": slice(8), "whole sentence": slice(None)}
+"""The queries of the second of two sentences that have no key. The loss does not use them."""
+SEEDS = 2
+FAR = 0.05
+"""The largest distance from the right gradient that counts as the round-off of half precision, as a share of the
+largest element."""
 
 
 def on_gpu(project: Project) -> None:
-    """Run the self-check and the steps on the GPU, and write `results/measured/on_gpu.json`.
+    """Measure on this machine's GPU, and write `on_gpu.json` and `empty_rows.json` in `results/measured`.
 
     Raises:
         Problem: if there is no GPU that PyTorch can use through CUDA.
     """
     made_with = {"torch": RELEASE, "device": gpu()}
+    cudnn = torch.backends.cudnn.version()
+    keep(project, "empty_rows", {**made_with, "cudnn": cudnn, "rows": empty_rows("cuda")})
     costs = [{"model": name, **costs_of(*make())} for name, make in MODELS.items()]
     rows, _ = ask_all(torch.device("cuda"), lambda row: None)  # last, because it changes settings of the process
     words = [{"name": row.name, "plain": row.plain, "ignoring": row.ignoring} for row in rows]
@@ -62,35 +75,69 @@ def costs_of(model: nn.Module, rows: Tensor, device: str = "cuda") -> dict[str, 
 
     A step is a forward and a backward pass in float32. The loss uses all rows but the last one.
     """
-    model, rows = model.to(device), rows.to(device)
-    bad = rows.clone()
-    bad[-1] = torch.nan
-    times: dict[tuple[str, str], float] = {}
-    for number in range(ROUNDS):
-        for method in (torch.autograd, ignoring):
-            for what, data in (("clean", rows), ("contaminated", bad)):
-                step = _seconds(model, data, method)
-                if number:  # the first round also sets up kernels
-                    key = method.__name__, what
-                    times[key] = min(step, times.get(key, step))
-    plain, ours = torch.autograd.__name__, ignoring.__name__
-    ratios = {what: times[ours, what] / times[plain, what] for what in ("clean", "contaminated")}
-    return {"plain_ms": 1000 * times[plain, "clean"], **ratios}
+    model, clean = model.to(device), rows.to(device)
+    contaminated = clean.clone()
+    contaminated[-1] = torch.nan
+
+    def seconds(method: Any, data: Tensor) -> float:
+        code = "model.zero_grad(); method.backward(model(data)[:-1].square().mean())"
+        timer = benchmark.Timer(code, globals={"model": model, "method": method, "data": data})
+        timer.timeit(1)  # sets up kernels
+        return timer.blocked_autorange(min_run_time=SECONDS).median
+
+    ours = {"clean": seconds(ignoring, clean), "contaminated": seconds(ignoring, contaminated)}
+    plain = {"clean": seconds(torch.autograd, clean), "contaminated": seconds(torch.autograd, contaminated)}
+    return {"plain_ms": 1000 * plain["clean"], **{what: ours[what] / plain[what] for what in ours}}
 
 
-def _seconds(model: nn.Module, rows: Tensor, method: Any) -> float:
-    model.zero_grad()
-    _wait(rows)
-    started = time.perf_counter()
-    method.backward(model(rows)[:-1].square().mean())
-    _wait(rows)
-    return time.perf_counter() - started
+def empty_rows(device: str) -> list[dict[str, Any]]:
+    """A row for each dtype, number of keys, and form of the mask, with counts over all seeds and places."""
+    rows = []
+    for dtype in (torch.bfloat16, torch.float16):
+        forms = {"bool": False, "-inf": -math.inf, "finfo.min": torch.finfo(dtype).min}
+        for length in LENGTHS:
+            for form, hidden in forms.items():
+                found = [_case(device, dtype, length, hidden, at, s) for at in EMPTY.values() for s in range(SEEDS)]
+                kernels, outputs, plain, ours = (Counter(words) for words in zip(*found, strict=True))
+                row = {"kernel": list(kernels), "cases": len(found), "output": outputs, "plain": plain, "ours": ours}
+                rows.append({"dtype": str(dtype).removeprefix("torch."), "keys": length, "mask": form, **row})
+    return rows
 
 
-def _wait(rows: Tensor) -> None:
-    """Wait until the GPU is done."""
-    if rows.is_cuda:
-        torch.cuda.synchronize()
+def _case(device: str, dtype: torch.dtype, length: int, hidden: float, at: slice, seed: int) -> tuple[str, ...]:
+    """The node, the output of the empty rows, and the gradients by plain PyTorch and by `ignoring`, in words."""
+    torch.manual_seed(seed)
+    inputs = [torch.randn(2, 2, length, 64, device=device, dtype=dtype) for _ in range(3)]
+    empty = torch.zeros(2, length, dtype=torch.bool, device=device)
+    empty[1, at] = True
+    keep_all = (~empty[:, None, :, None]).repeat(1, 1, 1, length)  # fused kernels refuse an expanded last dimension
+    added = torch.zeros(keep_all.shape, device=device, dtype=dtype).masked_fill(~keep_all, hidden)
+    mask = keep_all if hidden is False else added
+    q, k, v = leaves = [each.clone().requires_grad_() for each in inputs]
+    attended = F.scaled_dot_product_attention(q, k, v, mask)
+    loss = _rows(attended, ~empty).float().square().sum()
+    plain = torch.autograd.grad(loss, leaves, retain_graph=True)
+    ours = ignoring.grad(loss, leaves)
+    wide = [each.double().requires_grad_() for each in inputs]
+    scores = (wide[0] @ wide[1].mT / math.sqrt(64)).masked_fill(~keep_all & ~empty[:, None, :, None], -math.inf)
+    wanted = torch.autograd.grad(_rows(scores.softmax(-1) @ wide[2], ~empty).square().sum(), wide)
+    output = _rows(attended, empty)
+    value = "NaN" if output.isnan().any() else "0" if not output.any() else "other numbers"
+    assert attended.grad_fn is not None
+    return attended.grad_fn.name(), value, _word(plain, wanted), _word(ours, wanted)
+
+
+def _rows(attended: Tensor, rows: Tensor) -> Tensor:
+    return attended.transpose(1, 2)[rows]
+
+
+def _word(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> str:
+    """`right`, `wrong`, or the gradients that have NaN: `NaN in q`."""
+    nan = [name for name, each in zip("qkv", found, strict=True) if not each.isfinite().all()]
+    if nan:
+        return f"NaN in {', '.join(nan)}"
+    far = (float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True))
+    return "right" if max(far) < FAR else "wrong"
 
 
 # On the page.
@@ -98,17 +145,42 @@ def _wait(rows: Tensor) -> None:
 
 def shown(record: dict[str, Any]) -> str:
     """A sentence about the self-check, which names what is not right, and the table of costs."""
-    words = record["selfcheck"]
-    right = [row["name"] for row in words if row["ignoring"] in ("right", "rounded")]
-    asked = [row for row in words if row["ignoring"] != "no sample"]
-    others = [f"{row['name']}: <em>{row['ignoring']}</em>" for row in asked if row["name"] not in right]
+    asked = [row for row in record["selfcheck"] if row["ignoring"] != "no sample"]
+    others = [row for row in asked if row["ignoring"] not in ("right", "rounded")]
+    named = "; ".join(f"{row['name']}: <em>{row['ignoring']}</em>" for row in others)
     place = f"an {html.escape(record['device'])} with PyTorch {record['torch']}"
-    said = f"The self-check on {place}: {len(right)} of {len(asked)} rows are right or rounded."
-    said += f" Not so: {'; '.join(others)}." if others else ""
+    said = f"The self-check on {place}: {len(asked) - len(others)} of {len(asked)} rows are right or rounded."
+    said += f" Not so: {named}." if others else ""
     rows = [
-        [html.escape(row["model"]), f"{row['plain_ms']:.1f}", *(f"{row[k]:.1f}" for k in ("clean", "contaminated"))]
+        [html.escape(row["model"]), *(f"{row[name]:.1f}" for name in ("plain_ms", "clean", "contaminated"))]
         for row in record["costs"]
     ]
     head = ["model", "plain step, ms", "clean step with ignoring", "step with one row of NaN"]
     table = show.table(f"Times of a step on {place}, as multiples of plain PyTorch's", head, rows, stack=True)
     return prose(f"<p>{said}</p>", table)
+
+
+def rows_shown(record: dict[str, Any]) -> str:
+    """A table of the queries without a key, with a row for each dtype, number of keys and form of the mask."""
+    head = ["dtype", "keys", "mask", "output of the empty rows", "gradients, plain PyTorch", "with ignoring"]
+    rows = [
+        [
+            f"<code>{row['dtype']}</code>",
+            str(row["keys"]),
+            html.escape(row["mask"].replace("-", "−")),
+            *(_counted(row[column], row["cases"]) for column in ("output", "plain", "ours")),
+        ]
+        for row in record["rows"]
+    ]
+    kernels = ", ".join(sorted({f"<code>{kernel}</code>" for row in record["rows"] for kernel in row["kernel"]}))
+    version = record["cudnn"]
+    cudnn = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+    place = f"{html.escape(record['device'])}, PyTorch {record['torch']}, cuDNN {cudnn}"
+    return prose(show.table(f"Rows without a key in {kernels}, on an {place}", head, rows, stack=True))
+
+
+def _counted(words: dict[str, int], of: int) -> str:
+    """The outcomes; with their counts if they differ."""
+    if len(words) == 1:
+        return html.escape(next(iter(words)))
+    return "<br>".join(f"{html.escape(word)} ({count} of {of})" for word, count in words.items())

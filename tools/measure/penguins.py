@@ -37,11 +37,8 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 def read_birds(file: Path) -> Tensor:
     """One row for each bird and one column for each of `COLUMNS`. A missing measurement is NaN."""
     with file.open(encoding="utf-8", newline="") as lines:
-        return torch.tensor([[_number(bird[name]) for name in COLUMNS] for bird in csv.DictReader(lines)])
-
-
-def _number(text: str) -> float:
-    return math.nan if text == "NA" else float(text)
+        birds = csv.DictReader(lines)
+        return torch.tensor([[float(bird[name].replace("NA", "nan")) for name in COLUMNS] for bird in birds])
 
 
 @dataclass(frozen=True)
@@ -73,30 +70,23 @@ def split(birds: Tensor, seed: int, missing: str, share: float) -> Data:
     return Data(train[:, :2], train[:, 2:], test[:, :2], test[:, 2:])
 
 
-def network(seed: int) -> nn.Sequential:
-    """The network before its first step."""
+def network(seed: int, flags: bool = False) -> nn.Sequential:
+    """The network before its first step. If it also gets a flag for each missing input, its weights for flags are 0."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+    model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+    if flags:
+        first: Any = model[0]
+        first.weight = nn.Parameter(torch.cat([first.weight.detach(), torch.zeros(16, 2)], 1))
+    return model
 
 
-class Flagged(nn.Module):
-    """A network that also gets a flag for each missing input.
-
-    It starts with the other methods' weights, and zero for flags.
-    """
-
-    def __init__(self, model: nn.Sequential) -> None:
-        super().__init__()
-        self.model, self.flags = model, nn.Parameter(torch.zeros(16, 2))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        first, *rest = self.model
-        hidden = first(inputs.nan_to_num(0.0)) + inputs.isnan().float() @ self.flags.T
-        out: Tensor = nn.Sequential(*rest)(hidden)
-        return out
+def given(method: str, inputs: Tensor) -> Tensor:
+    """What the network of a method gets: the inputs; or with the mean for a missing input, and a flag for each."""
+    return torch.cat([inputs.nan_to_num(0.0), inputs.isnan().float()], 1) if method == FLAG else inputs
 
 
-METHODS = ("plain PyTorch", "drop rows", "impute the mean", "impute and flag", "select first", "ignoring")
+FLAG = "impute and flag"
+METHODS = ("plain PyTorch", "drop rows", "impute the mean", FLAG, "select first", "ignoring")
 
 
 def prepared(method: str, data: Data) -> tuple[Tensor, Tensor]:
@@ -108,13 +98,13 @@ def prepared(method: str, data: Data) -> tuple[Tensor, Tensor]:
         return data.inputs[known], data.targets[known]
     if method == "impute the mean":
         return data.inputs.nan_to_num(0.0), data.targets.nan_to_num(0.0)
-    return data.inputs, data.targets
+    return given(method, data.inputs), data.targets
 
 
 def loss_of(method: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """The mean of the squared errors. A method may select the known ones, before it computes them or afterwards."""
     predictions, there = model(inputs), targets.isfinite()
-    if method in ("impute and flag", "select first"):
+    if method in (FLAG, "select first"):
         return (predictions[there] - targets[there]).square().mean()
     errors = (predictions - targets).square()
     return errors[there & inputs.isfinite().all(1, keepdim=True)].mean() if method == "ignoring" else errors.mean()
@@ -123,7 +113,7 @@ def loss_of(method: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> T
 def trained(method: str, data: Data, seed: int, steps: int = STEPS) -> nn.Module:
     """The network after its last step."""
     inputs, targets = prepared(method, data)
-    model: nn.Module = Flagged(network(seed)) if method == "impute and flag" else network(seed)
+    model = network(seed, flags=method == FLAG)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -133,10 +123,10 @@ def trained(method: str, data: Data, seed: int, steps: int = STEPS) -> nn.Module
     return model
 
 
-def error(model: nn.Module, data: Data) -> float:
+def error(method: str, model: nn.Module, data: Data) -> float:
     """The mean squared error on the birds of the test, in units of the variance of a target."""
     with torch.no_grad():
-        return float((model(data.test_inputs) - data.test_targets).square().mean())
+        return float((model(given(method, data.test_inputs)) - data.test_targets).square().mean())
 
 
 def row(birds: Tensor, missing: str, share: float, method: str) -> dict[str, Any]:
@@ -145,7 +135,7 @@ def row(birds: Tensor, missing: str, share: float, method: str) -> dict[str, Any
     errors = []
     for seed in range(SEEDS):
         data = split(birds, seed, missing, share)
-        found = error(trained(method, data, seed), data)
+        found = error(method, trained(method, data, seed), data)
         errors.append(round(found, 6) if math.isfinite(found) else None)
     return {"missing": missing, "share": share, "method": method, "errors": errors}
 
@@ -222,7 +212,7 @@ def _lines_of_methods(
     styles = {
         "drop rows": (figures.ORANGE, "o", "-"),
         "impute the mean": (figures.RED, "^", ":"),
-        "impute and flag": (figures.GREY, "v", "-."),
+        FLAG: (figures.GREY, "v", "-."),
         "ignoring": (figures.BLUE, "s", "--"),
     }
 
@@ -241,7 +231,7 @@ def _lines_of_methods(
     with figures.sketch(alt, caption, panels=2) as sketch:
         for axes, (missing, title) in zip(sketch.axes, _REMOVED.items(), strict=True):
             for at, (method, (colour, marker, dash)) in enumerate(styles.items()):
-                if (missing, method) == ("targets", "impute and flag"):
+                if (missing, method) == ("targets", FLAG):
                     continue  # it selects the targets, like ignoring
                 places = [100 * share + 0.5 * (at - 1.5) for share in shares]  # side by side
                 points = zip(*(_mean_and_error(found[missing, share, method]) for share in shares), strict=True)

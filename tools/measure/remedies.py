@@ -1,8 +1,8 @@
 """The cost of each remedy on the page *Every remedy for a NaN gradient*: its time, compared with plain PyTorch.
 
-The programs are those of the page, with a longer `x`: its two elements are repeated. With two elements, the time would
-be only the time of calling functions. Therefore only cases are measured whose code works for any number of elements.
-All programs of a case run in turn, in one thread, and the median of many rounds counts.
+The programs are those of the page, with a longer `x`: its two elements are repeated, because with two elements, the
+time would be only the time of calling functions. All programs of a case run in turn, in one thread, and the median of
+many rounds counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROUNDS = {2**14: 300, 2**20: 15}
 
 
 def seconds(situation: Situation, elements: int, rounds: int) -> dict[str, float]:
-    """The processor time of forward and backward, by remedy. A remedy that does not apply to the case is left out.
+    """The processor time of forward and backward, by remedy, if the remedy has a place in the case.
 
     A program that raises is timed until it raises.
     """
@@ -43,23 +43,17 @@ def seconds(situation: Situation, elements: int, rounds: int) -> dict[str, float
     names = namespace(replace(situation, x=situation.x * (elements // len(situation.x))))
     texts = {MODULE: plain_of(situation, "module hook"), **{name: program(situation, name) for name in COLUMNS}}
     codes = {name: compile(text, name, "exec") for name, text in texts.items() if text is not None}
-    times: dict[str, list[float]] = {name: [] for name in codes}
-    for _ in range(rounds):
-        for name, code in codes.items():
-            times[name].append(_once(code, names))
-    return {name: statistics.median(each) for name, each in times.items()}
+    times = [{name: _once(code, names) for name, code in codes.items()} for _ in range(rounds)]
+    return {name: statistics.median(each[name] for each in times) for name in codes}
 
 
 def _once(code: CodeType, names: dict[str, Any]) -> float:
     fresh = {**names, "x": names["x"].detach().clone().requires_grad_()}  # a new tensor, without old hooks
-    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
-        warnings.simplefilter("ignore")  # torch.masked warns that it is a prototype
+    with warnings.catch_warnings(action="ignore"):  # torch.masked warns that it is a prototype
         start = time.process_time()
-        try:
+        with contextlib.suppress(RuntimeError):
             exec(code, fresh)
-        finally:
-            took = time.process_time() - start
-    return took
+        return time.process_time() - start
 
 
 def remedies(project: Project) -> None:
@@ -68,11 +62,11 @@ def remedies(project: Project) -> None:
     rows = []
     for elements, rounds in ROUNDS.items():
         for situation in ELEMENTWISE:
-            found = seconds(situation, elements, rounds)
-            times = {name: round(took, 7) for name, took in found.items()}
+            times = {name: round(took, 7) for name, took in seconds(situation, elements, rounds).items()}
             rows.append({"case": situation.name, "elements": elements, "seconds": times})
-            ratios = ", ".join(f"{name} {took / found['vanilla']:.2f}" for name, took in found.items())
-            print(f"{situation.name}, {elements} elements: {ratios}", flush=True)
+            print(
+                f"{situation.name}, {elements} elements: {times['vanilla'] * 1e3:.2f} ms with plain PyTorch", flush=True
+            )
     keep(project, "remedies", {"made_with": made_with(), "rows": rows})
 
 
@@ -84,8 +78,12 @@ def shown(content: dict[str, Any]) -> str:
     sizes = sorted({row["elements"] for row in content["rows"]})
     lines = []
     for name in COLUMNS[1:]:
-        spans = (remedy_times(content, name, size) for size in sizes)
-        cells = [f"{statistics.median(found):.1f} ({min(found):.1f}–{max(found):.1f})" for found in spans]
+        base = MODULE if name == "module hook" else "vanilla"  # a hook on a module is compared with the module
+        cells = []
+        for size in sizes:
+            times = [row["seconds"] for row in content["rows"] if row["elements"] == size]
+            found = [each[name] / each[base] for each in times if name in each]
+            cells.append(f"{statistics.median(found):.1f} ({min(found):.1f}–{max(found):.1f})")
         lines.append([html.escape(method(name).title), *cells])
     cases = len({row["case"] for row in content["rows"]})
     caption = (
@@ -94,10 +92,3 @@ def shown(content: dict[str, Any]) -> str:
     )
     head = ["method", *(f"{size:,} elements" for size in sizes)]
     return prose(show.table(caption, head, lines), kind="zn-figures")
-
-
-def remedy_times(content: dict[str, Any], remedy: str, elements: int) -> list[float]:
-    """The time of a remedy in each case that it applies to. A hook on a module is compared with the module."""
-    base = MODULE if remedy == "module hook" else "vanilla"
-    rows = [row["seconds"] for row in content["rows"] if row["elements"] == elements]
-    return [times[remedy] / times[base] for times in rows if remedy in times]

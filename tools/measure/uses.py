@@ -161,10 +161,8 @@ def steep(x: Tensor, z: Tensor) -> Tensor:
 
 def near(number: float) -> tuple[float, float]:
     """A slightly larger and a slightly smaller number, within the range of float32."""
-    if math.isnan(number):
-        return 0.37, -2.5
-    if math.isinf(number):
-        return math.copysign(3e38, number), math.copysign(1e38, number)
+    if not math.isfinite(number):
+        return (0.37, -2.5) if math.isnan(number) else (math.copysign(3e38, number), math.copysign(1e38, number))
     step = 1e-5 + 1e-4 * abs(number)
     return number + step, number - step
 

@@ -30,9 +30,8 @@ DRAWN = {
     "functions": ("costs", "measure.costs_shown", "by_function"),
     "watching": ("costs", "measure.costs_shown", "watching"),
     "decisions": ("setups", "measure.setups", "decided"),
-    "empty-rows": ("empty_rows", "measure.empty_rows", "shown"),
+    "empty-rows": ("empty_rows", "measure.on_gpu", "rows_shown"),
     "on-gpu": ("on_gpu", "measure.on_gpu", "shown"),
-    "peers": ("peers", "versions.peers", "shown"),
 }
 """By the last part of a directive's name: the record, and the module and function that draw it."""
 

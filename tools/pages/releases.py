@@ -31,13 +31,6 @@ class Place(NamedTuple):
     quantity: str
 
 
-class State(NamedTuple):
-    """The result of a release for one method of a case: a word, and what each of its claims observed."""
-
-    word: str
-    observed: dict[Place, dict[str, Any]]
-
-
 class Change(NamedTuple):
     """A claim whose result differs from the release before. `pull` is PyTorch's pull request, if it is known."""
 
@@ -58,7 +51,7 @@ def columns(folder: Path) -> list[Column]:
 
 
 def releases(folder: Path, link: Link) -> str:
-    """The table of cases and methods by release. Releases with equal results share one cell."""
+    """The table of cases and methods by release. Releases with the same word share one cell."""
     from helpers import METHODS, THREADS, show
 
     table = columns(folder)
@@ -70,7 +63,7 @@ def releases(folder: Path, link: Link) -> str:
             *(method for method in METHODS if method in methods and method not in MAIN),
         ]
         rows = [
-            f'<tr><th scope="row">{html.escape(METHODS[m].title)}</th>{"".join(_cells(table, case, m, link))}</tr>'
+            f'<tr><th scope="row">{html.escape(METHODS[m].title)}</th>{"".join(_cells(table, case, m))}</tr>'
             for m in order
         ]
         name = _linked(link(next(iter(methods.values()), "")), html.escape(THREADS[case].label))
@@ -172,39 +165,28 @@ def _claims(table: list[Column], case: str | None = None) -> list[dict[str, Any]
     return [fact for fact in facts if fact["type"] == "claim" and case in (None, fact["case"])]
 
 
-def _cells(table: list[Column], case: str, method: str, link: Link) -> Iterator[str]:
-    """A cell for each span of consecutive releases of one device with equal results."""
+def _cells(table: list[Column], case: str, method: str) -> Iterator[str]:
+    """A cell for each span of consecutive releases of one device with the same word."""
     for _, of_device in groupby(table, lambda column: column.device):
-        spans: list[tuple[list[Column], State, list[Place]]] = []
-        for column in of_device:
-            state = _state(column, case, method)
-            changed = _differing(spans[-1][1], state) if spans else []
-            if spans and not changed and spans[-1][1].word == state.word:
-                spans[-1][0].append(column)
-            else:
-                spans.append(([column], state, changed))
-        for number, (span, state, changed) in enumerate(spans):
+        spans = [
+            (word, len(list(span))) for word, span in groupby(_state(column, case, method) for column in of_device)
+        ]
+        for number, (word, length) in enumerate(spans):
             kind = ' class="zn-changed"' if number else ""
-            delta = _delta(span[0], changed, link) if changed else ""
-            yield f'<td colspan="{len(span)}"{kind}><div>{_word(state.word)}{delta}</div></td>'
+            yield f'<td colspan="{length}"{kind}><div>{_word(word)}</div></td>'
 
 
-def _state(run: Column, case: str, method: str) -> State:
+def _state(run: Column, case: str, method: str) -> str:
+    """The result of a release for one method of a case, in a word."""
     from helpers import JUDGEMENTS
 
     facts = [fact for fact in run.record["outcomes"] if fact["case"] == case]
-    claims = {_place(fact): fact for fact in facts if fact["type"] == "claim" and fact["method"] == method}
+    claims = [fact for fact in facts if fact["type"] == "claim" and fact["method"] == method]
+    if not all(fact["holds"] for fact in claims):
+        return "does not hold"
     words = [fact["observed"][method] for fact in facts if fact["type"] == "verdict" and method in fact["observed"]]
     order = [*JUDGEMENTS, *words]  # an exception is worse than any judgement
-    word = max(words, key=order.index) if words else "as claimed" if claims else "not run"
-    held = all(fact["holds"] for fact in claims.values())
-    return State(word if held else "does not hold", {place: fact["observed"] for place, fact in claims.items()})
-
-
-def _differing(before: State, after: State) -> list[Place]:
-    """The claims with different results in two releases. A difference in rounding does not count."""
-    both = [place for place in after.observed if place in before.observed]
-    return [place for place in both if not _alike(before.observed[place], after.observed[place])]
+    return str(max(words, key=order.index)) if words else "as claimed" if claims else "not run"
 
 
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -214,13 +196,6 @@ def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
     pairs = zip(one["entries"], other["entries"], strict=False)
     return bool(one["shape"] == other["shape"]) and all(alike(a, b) for a, b in pairs)
-
-
-def _delta(first: Column, places: list[Place], link: Link) -> str:
-    """The number of claims that a release changed, as a link to the first of them."""
-    said = f"{len(places)} claim{'s' * (len(places) != 1)} changed with {_minor(first.version)}"
-    delta = _linked(_address(places[0], link), f"Δ{len(places)}")
-    return f' <span class="zn-delta" title="{said}">{delta}</span>'
 
 
 def _address(place: Place, link: Link) -> str:

@@ -47,24 +47,6 @@ class FrontDoor(StandaloneHTMLBuilder):
         return "index" if name == self.config.root_doc else name
 
 
-# The icons as outlines on a 24 by 24 grid.
-ICONS = {
-    "check": "M9 16.2 4.8 12l-1.4 1.4L9 19 21 7l-1.4-1.4z",
-    "close": "M5.6 4.2 12 10.6l6.4-6.4 1.4 1.4L13.4 12l6.4 6.4-1.4 1.4L12 13.4l-6.4 6.4-1.4-1.4L10.6 12 4.2 5.6z",
-    "code": "M8.7 7.3 4 12l4.7 4.7 1.4-1.4L6.8 12l3.3-3.3zM15.3 7.3l-1.4 1.4 3.3 3.3-3.3 3.3 1.4 1.4L20 12z",
-    "contrast": "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18zm0 2v14a7 7 0 0 1 0-14z",
-    "download": "M11 4h2v8l3-3 1.4 1.4L12 15.8l-5.4-5.4L8 9l3 3zM5 18h14v2H5z",
-    "edit": "M4 16.5V20h3.5L18 9.5 14.5 6zM15.9 4.6 19.4 8.1 20.8 6.7a1 1 0 0 0 0-1.4L18.7 3.2a1 1 0 0 0-1.4 0z",
-    "hidden": "M12 5C6.5 5 2.6 9.6 1.5 12c1.1 2.4 5 7 10.5 7s9.4-4.6 10.5-7C21.4 9.6 17.5 5 12 5z"
-    "m0 11a4 4 0 1 1 0-8 4 4 0 0 1 0 8z",
-    "menu": "M3 6h18v2H3zM3 11h18v2H3zM3 16h18v2H3z",
-    "play": "M7 4v16l13-8z",
-    "report": "M5 3h2v1h11l-2.5 4L18 12H7v9H5z",
-    "repository": "M6 3a3 3 0 0 0-1 5.8v6.4a3 3 0 1 0 2 0V13h8a3 3 0 0 0 3-3V8.8a3 3 0 1 0-2 0V10a1 1 0 0 1-1 1H7V8.8"
-    "A3 3 0 0 0 6 3z",
-    "search": "M10 3a7 7 0 1 0 4.2 12.6l5.1 5.1 1.4-1.4-5.1-5.1A7 7 0 0 0 10 3zm0 2a5 5 0 1 1 0 10 5 5 0 0 1 0-10z",
-}
-
 _STYLE = re.compile(r'(<div class="zn">)<style>.*?</style>', re.DOTALL)
 """The styles that every output carries for Colab. On the site they are in the style sheet."""
 
@@ -100,11 +82,11 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "files": f"{project.repository}/blob/{project.branch}",
         "heading": heading,
         "home": project.site_url,
-        "icons": ICONS,
         "keywords": meta.get("keywords", ""),
         "made": _made(app, project, name) if doctree is not None else {},
-        "feedback": _feedback(app, project, name, heading) if doctree is not None else {},
-        "pdf": f"{project.site_url}/{project.pdf.name}",
+        "feedback": {"edit": edit(project, name), "report": report(project, name, heading, commit(app))}
+        if doctree is not None
+        else {},
         "repository": project.repository,
         "sections": _sections(context),
         "title": _title(meta.get("title", heading), book),
@@ -211,11 +193,6 @@ def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
     return made
 
 
-def _feedback(app: Sphinx, project: Project, name: str, heading: str) -> dict[str, str]:
-    """The addresses to edit a page, and to report what is wrong with it."""
-    return {"edit": edit(project, name), "report": report(project, name, heading, commit(app))}
-
-
 def edit(project: Project, name: str) -> str:
     """The address that opens the source of a page in the repository's editor."""
     return f"{project.repository}/edit/{project.branch}/{name}.md"
@@ -279,8 +256,8 @@ def _assets(app: Sphinx, failure: Exception | None) -> None:
     if failure is None and app.builder.name == "html":
         project = checkout(app)
         parts = (project.root / "theme" / "static" / "site.css", project.helpers / "style.css")
-        css = "\n".join(path.read_text(encoding="utf-8") for path in parts)
-        write(Path(app.outdir) / "_static" / "site.css", _smaller(css))
+        styles = "\n".join(path.read_text(encoding="utf-8") for path in parts)
+        write(Path(app.outdir) / "_static" / "site.css", styles)
         write(Path(app.outdir) / "sitemap.xml", sitemap(project))
         _back_door(app, project)
 
@@ -295,11 +272,6 @@ def sitemap(project: Project) -> str:
         '<?xml version="1.0" encoding="utf-8"?>\n'
         f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n{entries}</urlset>\n'
     )
-
-
-def _smaller(css: str) -> str:
-    css = re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)
-    return re.sub(r"\s+", " ", css).replace("; ", ";").replace(" {", "{").replace("{ ", "{").replace("} ", "}\n")
 
 
 def _back_door(app: Sphinx, project: Project) -> None:

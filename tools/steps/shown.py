@@ -41,7 +41,7 @@ def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
         for run in runs
         for cell in missing(run.notebook, pages[project.path(project.name(run.chapter))])
     ]
-    lost = broken(project.site, pages, project.site_url, {project.pdf.name})
+    lost = broken(project.site, pages, project.site_url)
     gone = lost_addresses(project, {path: page for path, page in pages.items() if path not in _GENERATED})
     found = []
     if absent:
@@ -95,28 +95,27 @@ def _html(output: Mapping[str, Any]) -> str:
     return f"<pre><span></span>{html.escape(text, quote=False).rstrip()}\n</pre>"
 
 
-def broken(site: Path, pages: Mapping[str, str], address: str, elsewhere: set[str]) -> list[str]:
+def broken(site: Path, pages: Mapping[str, str], address: str) -> list[str]:
     """Each link inside the site that leads nowhere, after the path of its page.
 
     Args:
         site: the folder of the site.
         pages: the HTML of each page, by its path in the site.
         address: the address of the site on the web.
-        elsewhere: the files that are published with the site, but not built with it.
     """
     anchors = {path: set(map(html.unescape, _ANCHOR.findall(page))) for path, page in pages.items()}
     return [
         f"{path}: {link}"
         for path, page in pages.items()
         for link in dict.fromkeys(map(html.unescape, _LINK.findall(page)))
-        if not _leads(site, path, link.replace(address, "http://site", 1), anchors, elsewhere)
+        if not _leads(site, path, link.replace(address, "http://site", 1), anchors)
     ]
 
 
-def _leads(site: Path, path: str, link: str, anchors: Mapping[str, set[str]], elsewhere: set[str]) -> bool:
+def _leads(site: Path, path: str, link: str, anchors: Mapping[str, set[str]]) -> bool:
     target = urlsplit(urljoin(f"http://site/{path}", link))
     file, anchor = unquote(target.path).lstrip("/") or "index.html", unquote(target.fragment)
-    if target.netloc != "site" or file in elsewhere:
+    if target.netloc != "site":
         return True
     if file in anchors:
         return not anchor or anchor in anchors[file]

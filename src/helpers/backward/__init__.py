@@ -3,7 +3,7 @@
 In the order of the data flow:
 
 - `graph` records both passes: what arrives at each node, what the node saved, and what it passes on.
-- `arithmetic` has a rule for each function. The rule shows how an element was computed, if it gives the same bits.
+- `arithmetic` shows how an element was computed, if recomputing it gives the same bits.
 - `told` makes the sentences: where NaN first appears, and which elements are ignored.
 - `drawing` and `figure` draw the graph, and make the table of each step.
 """

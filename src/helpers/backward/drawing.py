@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from ..entries import Entries, Kind, Outcome, describe, outcome
-from .arithmetic import GRAD
-from .graph import METHODS, FigureStep, merged
+from .graph import FigureStep, merged
 from .told import Told, short
 
 MOST = 12
@@ -21,6 +21,9 @@ WIDEST = 330
 
 SHORT = 32
 """The most characters of a formula that is written inside a node."""
+
+WORDS = {Kind.NAN: "NaN", Kind.INF: "inf", Kind.MASKED: "ignored"}
+"""The kinds of elements that are counted in a tensor that is not drawn element by element."""
 
 CHARACTER, CELL, LABEL, GAP, SPACE, EDGE = 6.7, 20, 17, 14, 18, 14
 """The width of a character, the heights of a cell and a label, and the space between boxes, between rows, at edges."""
@@ -33,14 +36,11 @@ class Strip:
     Attributes:
         methods: the tensor of each method; or a single tensor with the empty name, if both methods have the same.
         label: the text above the cells, if the tensor is not a cotangent.
-        meets: the indices of the elements that together with others give NaN in the node that gets or saved this
-            tensor.
         widths: the widths of the columns of cells; empty if the tensor is described in words.
     """
 
     methods: Mapping[str, Outcome]
     label: str = ""
-    meets: Sequence[int] = ()
     widths: Sequence[float] = ()
 
     def columns(self, most: int) -> int:
@@ -59,12 +59,8 @@ class Strip:
     def words(self, value: Outcome) -> str:
         if not isinstance(value, Entries):
             return describe(value)
-        kinds = value.kinds()
-        told = [
-            f"{kinds.count(kind)} {word}"
-            for kind, word in ((Kind.NAN, "NaN"), (Kind.INF, "inf"), (Kind.MASKED, "ignored"))
-            if kind in kinds
-        ]
+        counts = ((value.kinds().count(kind), word) for kind, word in WORDS.items())
+        told = [f"{count} {word}" for count, word in counts if count]
         return f"{list(value.shape)}" + (f": {', '.join(told)}" if told else "")
 
     @property
@@ -83,9 +79,7 @@ class Box:
     Attributes:
         step: the number of the node, or of the node that the cotangent comes from.
         to: the number of the node that the cotangent goes to.
-        born: the arithmetic of the elements that first become NaN here, by index.
-        spared: the arithmetic of the elements that are ignored instead, by index.
-        calls: the side of the box on which this arithmetic is written.
+        born: the indices of the elements that first become NaN here.
     """
 
     strips: Sequence[Strip] = ()
@@ -94,21 +88,15 @@ class Box:
     step: int = -1
     to: int = -1
     kind: str = "bend"
-    born: Mapping[int, str] = field(default_factory=dict)
-    spared: Mapping[int, str] = field(default_factory=dict)
+    born: Collection[int] = ()
     width: float = 0
     height: float = 0
     x: float = 0
     y: float = 0
-    calls: str = ""
 
     @property
     def left(self) -> float:
         return self.x - self.width / 2
-
-    @property
-    def right(self) -> float:
-        return self.x + self.width / 2
 
 
 def draw(steps: Sequence[FigureStep], told: Sequence[Told], salt: str) -> str:
@@ -125,7 +113,6 @@ def draw(steps: Sequence[FigureStep], told: Sequence[Told], salt: str) -> str:
         width, height = _lay_out(graph, rows)
         if width <= WIDEST:
             break
-    width = _call(list(graph), width)
     lines = [
         f'<g data-from="{box.step}"><path class="zn-line" d="{_line(box, to)}"'
         + (f' marker-end="url(#{salt}-arrow)"' if to.kind != "bend" else "")
@@ -150,22 +137,18 @@ def _graph(steps: Sequence[FigureStep], told: Sequence[Told]) -> tuple[Any, list
     graph: Any = networkx.DiGraph()
     nodes = []
     for number, (step, about) in enumerate(zip(steps, told, strict=True)):
-        strips = [Strip({"": outcome(value)}, name, about.meets.get(name, ())) for name, value in about.tensors.items()]
+        strips = [Strip({"": outcome(value)}, name) for name, value in about.tensors.items()]
         formula = about.formula if len(about.formula) <= SHORT else ""
         nodes.append(Box(strips, about.title, formula, number, kind="end" if step.leaf else "node"))
 
-    def arriving(value: Mapping[str, Outcome], to: int, **more: Any) -> Box:
-        return Box([Strip(merged(value), meets=told[to].meets.get(GRAD, ()))], to=to, kind="cotangent", **more)
-
-    start = arriving(next(iter(steps[0].arrives.values())), 0)
+    start = Box([Strip(merged(next(iter(steps[0].arrives.values()))))], to=0, kind="cotangent")
     networkx.add_path(graph, [Box(title="loss", kind="end"), start, *nodes[:1]])
     graph.add_nodes_from(nodes)
     for number, (step, about) in enumerate(zip(steps, told, strict=True)):
         for sent in step.sends:
-            texts = {"born": about.born.get(sent.slot, {}), "spared": about.spared.get(sent.slot, {})}
-            networkx.add_path(
-                graph, [nodes[number], arriving(sent.value, sent.to, step=number, **texts), nodes[sent.to]]
-            )
+            strips, born = [Strip(merged(sent.value))], about.born.get(sent.slot, ())
+            cotangent = Box(strips, step=number, to=sent.to, kind="cotangent", born=born)
+            networkx.add_path(graph, [nodes[number], cotangent, nodes[sent.to]])
     rows = [sorted(row, key=list(graph).index) for row in networkx.topological_generations(graph)]
     return graph, _with_bends(graph, rows)
 
@@ -213,7 +196,7 @@ def _lay_out(graph: Any, rows: Sequence[list[Box]]) -> tuple[float, float]:
         down = sweep % 2 == 0
         for row in rows if down else reversed(rows):
             near = graph.predecessors if down else graph.successors
-            wanted = {box: _mean([other.x for other in near(box)], box.x) for box in row}
+            wanted = {box: fmean([other.x for other in near(box)] or [box.x]) for box in row}
             if sweep < 4:
                 row.sort(key=wanted.__getitem__)
             _settle(row, [wanted[box] for box in row])
@@ -231,26 +214,7 @@ def _lay_out(graph: Any, rows: Sequence[list[Box]]) -> tuple[float, float]:
     for box in boxes:
         box.x -= left
         box.y += 3
-    return max(box.right for box in boxes) + EDGE, y - SPACE + 6
-
-
-def _call(boxes: Sequence[Box], width: float) -> float:
-    """Choose a side for the arithmetic of the first NaN, if a side has space for it, and return the new width."""
-    for box in boxes:
-        if len(set(box.born.values())) != 1:
-            continue
-        beside = [other for other in boxes if other.y < box.y + box.height and box.y < other.y + other.height]
-        need = CHARACTER * len(next(iter(box.born.values()))) + 10
-        if box.right + need <= max(width, WIDEST) and not any(other.x > box.x for other in beside):
-            box.calls = "right"
-            width = max(width, box.right + need)
-        elif box.left > need and not any(other.x < box.x for other in beside):
-            box.calls = "left"
-    return width
-
-
-def _mean(values: Sequence[float], other: float) -> float:
-    return sum(values) / len(values) if values else other
+    return max(box.x + box.width / 2 for box in boxes) + EDGE, y - SPACE + 6
 
 
 def _settle(boxes: Sequence[Box], wanted: Sequence[float]) -> None:
@@ -259,7 +223,7 @@ def _settle(boxes: Sequence[Box], wanted: Sequence[float]) -> None:
     for box, x in zip(boxes, wanted, strict=True):
         box.x = max(x, right + GAP + box.width / 2)
         right = box.x + box.width / 2
-    shift = _mean([x - box.x for box, x in zip(boxes, wanted, strict=True)], 0)
+    shift = fmean(wanted) - fmean(box.x for box in boxes)
     for box in boxes:
         box.x += shift
 
@@ -295,14 +259,6 @@ def _drawn(box: Box) -> str:
             cells = _cells(strip, value, box, y)
             parts.append(f'<g data-method="{method}">{cells}</g>' if method else cells)
         y += strip.height
-    for method, texts in zip(METHODS, (box.born, box.spared), strict=True):
-        for at, text in [*texts.items()][: 1 if box.calls else 0]:
-            x = box.right + 7 if box.calls == "right" else box.left - 7
-            row = at // max(len(box.strips[0].widths), 1)
-            parts.append(
-                f'<text class="zn-call zn-{box.calls}" data-method="{method}" x="{x:.1f}" '
-                f'y="{box.y + 14 + CELL * row:.1f}">{html.escape(text)}</text>'
-            )
     place = f'data-from="{box.step}"' + (f' data-to="{box.to}"' if box.kind == "cotangent" else "")
     if box.kind != "cotangent" and box.step >= 0:
         place = f'data-step="{box.step}"'
@@ -320,7 +276,7 @@ def _cells(strip: Strip, value: Outcome, box: Box, y: float) -> str:
     for at, (text, kind) in enumerate(zip(short(value), value.kinds(), strict=True)):
         row, column = divmod(at, len(strip.widths))
         x, top, wide = left + sum(strip.widths[:column]), y + CELL * row, strip.widths[column]
-        marked = " zn-born" * (at in box.born and kind is Kind.NAN) + " zn-meets" * (at in strip.meets)
+        marked = " zn-born" * (at in box.born and kind is Kind.NAN)
         cells.append(
             f'<g class="zn-entry-{kind.value.lower()}{marked}"><rect class="zn-cell" x="{x:.1f}" y="{top:.1f}" '
             f'width="{wide:.1f}" height="{CELL}"/><text x="{x + wide / 2:.1f}" y="{top + 14:.1f}">'

@@ -17,14 +17,8 @@ from .drawing import draw
 from .graph import METHODS, FigureStep, Sent, merged, record
 from .told import Told, short, tell
 
-LINE = 40
-"""The characters of a line on a phone. A tensor that needs more is not shown in columns."""
-
-MOST, LONGEST = 8, 12
-"""The most elements of a tensor that is shown in columns, and of a tensor that is not shortened."""
-
-Row = tuple[str, str, Outcome]
-"""A label, the method of the tensor or the empty text, and the tensor."""
+LONGEST = 12
+"""The most elements of a tensor that is not shortened."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +52,8 @@ class BackwardFigure(show.Shown):
     def text(self) -> str:
         lines = [self.caption] if self.caption else []
         for number, (step, told) in enumerate(zip(self.steps, self.told, strict=True), 1):
-            lines.append(": ".join([f"{number}. {told.title}", *filter(None, ["; ".join(self._formulas(step, told))])]))
+            formulas = "; ".join(self._formulas(step, told))
+            lines.append(f"{number}. {told.title}{f': {formulas}' if formulas else ''}")
             for label, method, value in self._rows(step, told):
                 shown = nested(short(value), value.shape, LONGEST) if isinstance(value, Entries) else describe(value)
                 lines.append(f"   {f'{label}, {method}' if method else label}: {shown}")
@@ -79,29 +74,23 @@ class BackwardFigure(show.Shown):
 
     def _key(self) -> str:
         """The meaning of the marks in the drawing. The marks of the steps are shown only if a script runs."""
-        masked = any(
-            isinstance(value, Entries) and Kind.MASKED in value.kinds()
-            for step in self.steps
-            for sent in step.sends
-            for value in sent.value.values()
-        )
-        meeting = any(elements for told in self.told for elements in told.meets.values())
-        ignored = " A dashed cell (--) is ignored." if masked else ""
-        meets = " The numbers that make NaN have a thick frame." if meeting else ""
+        sent = (value for step in self.steps for each in step.sends for value in each.value.values())
+        masked = any(isinstance(value, Entries) and Kind.MASKED in value.kinds() for value in sent)
         return (
             '<span class="zn-key">Each grey box is a node: one step of backward, with the tensors that it saved. '
-            f'The cells between them are cotangents.{ignored}<span class="zn-key-steps"> ▶ marks the described step. '
-            f"Later steps are faint.{meets}</span></span>"
+            f"The cells between them are cotangents.{' A dashed cell (--) is ignored.' if masked else ''}"
+            '<span class="zn-key-steps"> ▶ marks the described step. Later steps are faint.</span></span>'
         )
 
-    def _rows(self, step: FigureStep, told: Told) -> Iterator[Row]:
-        """What arrives, what the node saved, and what it passes on."""
+    def _rows(self, step: FigureStep, told: Told) -> Iterator[tuple[str, str, Outcome]]:
+        """What arrives, what the node saved, and what it passes on: a label, a method or the empty text, a tensor."""
+        found: list[tuple[str, Mapping[str, Outcome]]] = []
         for output, value in step.arrives.items():
             arrives = "arrives" if len(step.arrives) == 1 else f"arrives at output {output}"
-            yield from _by_method(told.title if step.leaf else arrives, value)
-        yield from ((name, "", outcome(value)) for name, value in {**told.tensors, **told.numbers}.items())
-        for sent in step.sends:
-            yield from _by_method(self._target(step, sent), sent.value)
+            found.append((told.title if step.leaf else arrives, merged(value)))
+        found += [(name, {"": outcome(value)}) for name, value in {**told.tensors, **told.numbers}.items()]
+        found += [(self._target(step, sent), merged(sent.value)) for sent in step.sends]
+        return ((label, method, each) for label, value in found for method, each in value.items())
 
     def _target(self, step: FigureStep, sent: Sent) -> str:
         """The destination of a cotangent. If two cotangents go to the same node, it also names the argument."""
@@ -119,11 +108,7 @@ class BackwardFigure(show.Shown):
 
     def _step(self, number: int) -> str:
         step, told = self.steps[number], self.told[number]
-        rows = list(self._rows(step, told))
-        columns, labels = _columns([value for _, _, value in rows])
-        head = "".join(f'<th scope="col">{label}</th>' for label in labels)
-        top = f"<thead><tr><td></td>{head}</tr></thead>" if head else ""
-        body = "".join(_row(*row, columns) for row in rows)
+        body = "".join(_row(*row) for row in self._rows(step, told))
         name = "" if step.leaf else f"<code>{html.escape(step.node)}</code>"
         lines = self._formulas(step, told)
         words = "".join(f'<p class="zn-formula">passes on <b>{html.escape(line)}</b></p>' for line in lines)
@@ -140,41 +125,20 @@ class BackwardFigure(show.Shown):
         return (
             f'<section class="zn-step" data-step="{number}" data-title="{title}"{facts}>'
             f'<p><b class="zn-name">{number + 1}. {title}</b> {name}</p>{words}'
-            f'<table aria-label="{number + 1}. {title}">{top}<tbody>{body}</tbody></table>{said}{official}</section>'
+            f'<table aria-label="{number + 1}. {title}"><tbody>{body}</tbody></table>{said}{official}</section>'
         )
 
 
-def _by_method(label: str, value: Mapping[str, Outcome]) -> list[Row]:
-    """A row for each method, or a single row if both methods agree."""
-    return [(label, method, each) for method, each in merged(value).items()]
-
-
-def _columns(values: Sequence[Outcome]) -> tuple[int, list[str]]:
-    """The number of columns for the elements of a step, and their labels, from its largest tensor that fits."""
-    fitting = [value for value in values if isinstance(value, Entries) and _fits(value)]
-    if not fitting:
-        return 1, []
-    largest = max(fitting, key=len)
-    return len(largest), largest.labels() if len(largest) > 1 else []
-
-
-def _fits(value: Entries) -> bool:
-    return 0 < len(value) <= MOST and len(value) * (2 + max(map(len, [*short(value), *value.labels()]))) <= LINE
-
-
-def _entries(value: Entries) -> list[str]:
-    return [show.entry(text, kind) for text, kind in zip(short(value), value.kinds(), strict=True)]
-
-
-def _row(label: str, method: str, value: Outcome, columns: int) -> str:
+def _row(label: str, method: str, value: Outcome) -> str:
     shown = f'<span class="zn-method">, {method}</span>' if method else ""
-    if isinstance(value, Entries) and len(value) == columns and _fits(value):
-        cells = "".join(f"<td>{cell}</td>" for cell in _entries(value))
-    else:
-        line = nested(_entries(value), value.shape, LONGEST) if isinstance(value, Entries) else show.result(value)
-        cells = f'<td colspan="{columns}"><span class="zn-entries">{line}</span></td>'
+    line = show.result(value)
+    if isinstance(value, Entries):
+        entries = (show.entry(text, kind) for text, kind in zip(short(value), value.kinds(), strict=True))
+        line = nested([*entries], value.shape, LONGEST)
     at = f' data-method="{method}"' if method else ""
-    return f'<tr{at}><th scope="row">{html.escape(label)}{shown}</th>{cells}</tr>'
+    return (
+        f'<tr{at}><th scope="row">{html.escape(label)}{shown}</th><td><span class="zn-entries">{line}</span></td></tr>'
+    )
 
 
 def backward_figure(
@@ -200,13 +164,12 @@ def backward_figure(
         caption: the sentence under the figure.
         gradient: the cotangent to start from, in the shape of the loss. You may leave it out if the loss has one
             element.
-
         plays: whether the site plays all steps, once, as soon as a reader sees the figure.
 
     Raises:
-        ValueError: if the loss has no graph or does not depend on an input, if there are no inputs, if the gradient is
-            missing or has another shape, or if the graph has more than 40 nodes.
-        RuntimeError: if the graph was freed.
+        ValueError: if the loss does not depend on an input, if the gradient is missing, or if the graph has more than
+            40 nodes.
+        RuntimeError: PyTorch's own, if the graph was freed, or if the loss or an input has no graph.
 
     >>> import torch
     >>> x = torch.tensor([1.0, 100.0], requires_grad=True)

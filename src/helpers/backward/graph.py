@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,7 +91,9 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
     them, beginning with the loss. Only the nodes that lead to the inputs are recorded. The arguments and the errors are
     those of `backward_figure`.
     """
-    start = _start(loss, inputs, gradient)
+    if loss.numel() != 1 and gradient is None:
+        raise ValueError(f"the loss has shape {list(loss.shape)}: give gradient=, a tensor of that shape")
+    start = torch.ones_like(loss) if gradient is None else gradient
     named: dict[tuple[Any, int], list[str]] = {}
     for name, tensor in inputs.items():
         named.setdefault(_place(get_gradient_edge(tensor)), []).append(name)
@@ -102,12 +105,12 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
     )
     edges = [GradientEdge(node, output) for node, output in places]
     saved = [_saved(node) for node in order]
-    before = {name: tensor.grad for name, tensor in inputs.items() if tensor.is_leaf or tensor.retains_grad}
+    kept = [(tensor, tensor.grad) for tensor in inputs.values() if tensor.retains_grad]
     try:
-        passes = _vanilla(order, loss, edges, start), _ignoring(order, loss, edges, start)
+        passes = _vanilla(order, loss, edges, start), _ignoring(loss, edges, start)
     finally:
-        for name, grad in before.items():
-            inputs[name].grad = grad
+        for tensor, grad in kept:
+            tensor.grad = grad
 
     def by_method(values: Iterable[Any]) -> dict[str, Outcome]:
         return dict(zip(METHODS, map(outcome, values), strict=True))
@@ -117,7 +120,7 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
         FigureStep(
             node=_name(node),
             name=" and ".join(name for (at, _), names in named.items() if at is node for name in names),
-            saved=kept,
+            saved=each,
             arrives={output: values for (at, output), values in arrives.items() if at is node},
             sends=[
                 Sent(slot, number[to], output, by_method(sent.get((node, slot)) for _, sent in passes))
@@ -125,25 +128,8 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
                 if to in number and (node, slot) in passes[0][1]
             ],
         )
-        for node, kept in zip(order, saved, strict=True)
+        for node, each in zip(order, saved, strict=True)
     ]
-
-
-def _start(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None) -> Tensor:
-    if not inputs:
-        raise ValueError('inputs are empty: give the tensors that the gradient goes to, by name, as in {"x": x}')
-    if loss.grad_fn is None:
-        raise ValueError("the loss has no graph: it is not computed from a tensor that has requires_grad=True")
-    for name, tensor in inputs.items():
-        if not tensor.requires_grad:
-            raise ValueError(f"{name!r} gets no gradient: it has requires_grad=False")
-    if gradient is None:
-        if loss.numel() != 1:
-            raise ValueError(f"the loss has shape {list(loss.shape)}: give gradient=, a tensor of that shape")
-        return torch.ones_like(loss)
-    if gradient.shape != loss.shape:
-        raise ValueError(f"gradient has shape {list(gradient.shape)}, but needs the loss's shape {list(loss.shape)}")
-    return gradient
 
 
 def _place(edge: GradientEdge) -> tuple[Any, int]:
@@ -171,16 +157,9 @@ def _name(node: Any) -> str:
 
 def _saved(node: Any) -> dict[str, Any]:
     """Everything that the node saved. Tensors are copied, because code may change them in place later."""
-    saved: dict[str, Any] = {}
-    try:
-        for attribute in dir(node):
-            if attribute.startswith("_saved_"):
-                saved[attribute.removeprefix("_saved_")] = _copied(getattr(node, attribute))
-        for at, value in enumerate(getattr(node, "saved_tensors", ())):
-            saved[f"saved_tensors[{at}]"] = _copied(value)
-    except RuntimeError as error:
-        raise _freed(error) from error
-    return saved
+    names = [name for name in dir(node) if name.startswith("_saved_")]
+    own = {f"saved_tensors[{at}]": _copied(value) for at, value in enumerate(getattr(node, "saved_tensors", ()))}
+    return {name.removeprefix("_saved_"): _copied(getattr(node, name)) for name in names} | own
 
 
 def _copied(value: Any) -> Any:
@@ -196,25 +175,18 @@ _Passed = tuple[Sequence[Tensor | None], Mapping[tuple[Any, int], Tensor]]
 def _vanilla(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> _Passed:
     sent: dict[tuple[Any, int], Tensor] = {}
 
-    def listen(node: Any) -> Any:
-        def hook(values: Sequence[Tensor | None], _: Any) -> None:
-            sent.update(
-                {(node, slot): value.detach().clone() for slot, value in enumerate(values) if value is not None}
-            )
+    def keep(node: Any, values: Sequence[Tensor | None], _: Any) -> None:
+        sent.update({(node, slot): value.detach().clone() for slot, value in enumerate(values) if value is not None})
 
-        return node.register_hook(hook)
-
-    handles = [listen(node) for node in order if _name(node) != LEAF]
+    handles = [node.register_hook(partial(keep, node)) for node in order if _name(node) != LEAF]
     try:
         return torch.autograd.grad(loss, edges, start, retain_graph=True, allow_unused=True), sent
-    except RuntimeError as error:
-        raise _freed(error) from error
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _ignoring(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> _Passed:
+def _ignoring(loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> _Passed:
     listening = Listening()
     with warnings.catch_warnings():
         # PyTorch warns each time that masked tensors are a prototype.
@@ -240,9 +212,3 @@ class Listening(Observer):
             if value is not None:
                 value = value.detach().clone()
                 self.sent[node, slot] = value, full(mask, value).clone() | (value != 0)
-
-
-def _freed(error: RuntimeError) -> RuntimeError:
-    if "freed" not in str(error) and "second time" not in str(error):
-        return error
-    return RuntimeError("the graph was freed: draw it before backward, or call backward with retain_graph=True")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..entries import Entries, Kind, Outcome
 from ..nodes import node
-from .arithmetic import Arithmetic, arithmetic
+from .arithmetic import Arithmetic, arithmetic, moved
 from .graph import FigureStep, Sent
 
 
@@ -21,13 +21,11 @@ class Told:
 
     Attributes:
         title: the function, `exp`, with the reader's name for its result, `y = exp`; for a leaf `x.grad`.
-        formulas: for each slot, how the node computes the result from the cotangent, if a rule gives the same bits.
+        formulas: for each slot, how the node computes or moves the cotangent, if it is known.
         official: PyTorch's own formulas, a line for each input. Empty if PyTorch has none.
         tensors: the saved tensors.
         numbers: the other saved arguments that the formula may use.
         born: for each slot, the elements that become NaN although no NaN arrives for them, with their arithmetic.
-        spared: the same for the ignoring pass: elements that would become NaN if they were not ignored.
-        meets: for each operand, the elements that give these NaN, if the arithmetic is elementwise.
         said: for each method, what happens in this step to NaN and to ignored elements; may be empty.
     """
 
@@ -37,8 +35,6 @@ class Told:
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, float]
     born: Mapping[int, Mapping[int, str]]
-    spared: Mapping[int, Mapping[int, str]]
-    meets: Mapping[str, Sequence[int]]
     said: Mapping[str, str]
 
     @property
@@ -51,40 +47,28 @@ class Told:
 def tell(steps: Sequence[FigureStep]) -> list[Told]:
     """The description of each step, in the same order."""
     with torch.device("cpu"):  # because what was recorded is there, also if the page has another default device
-        return [_told(number, steps) for number in range(len(steps))]
+        return [_told(step) for step in steps]
 
 
 _QUIET = ("alpha", "beta", "dim", "keepdim", "step", "accumulate", "start", "end", "reduction")
 """Arguments that change no element's arithmetic, or that the formula already contains."""
 
 
-def _told(number: int, steps: Sequence[FigureStep]) -> Told:
-    step = steps[number]
+def _told(step: FigureStep) -> Told:
     how = [(sent, arithmetic(step, sent)) for sent in step.sends]
-    official = [
-        f"{name}: {formula}"
-        for slot, (name, formula) in enumerate(node(step.node).formulas.items())
-        if any(sent.slot == slot for sent in step.sends)
-    ]
+    sent_to = {sent.slot for sent in step.sends}
+    official = enumerate(node(step.node).formulas.items())
     saved = {name: value for name, value in step.saved.items() if "_sym_" not in name}
-    tensors = {name: _first(value) for name, value in saved.items() if _first(value) is not None}
-    numbers = {
-        name: value
-        for name, value in saved.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in _QUIET
-    }
-    births = {sent.slot: dict(made.births()) for sent, made in how if made is not None}
-    spared = _spared(step, how, births)
+    formulas = ((sent.slot, made.formula if made else moved(step, sent.slot)) for sent, made in how)
+    births = {sent.slot: made.births() for sent, made in how if made is not None}
     return Told(
         title=_title(step),
-        formulas={sent.slot: made.formula for sent, made in how if made is not None},
-        official=official,
-        tensors=tensors,
-        numbers=numbers,
-        born={slot: found for slot, found in births.items() if found},
-        spared=spared,
-        meets=_meets(how, births),
-        said={"vanilla": _vanilla(number, steps, how, births), "ignoring": _ignoring(step, spared, births)},
+        formulas={slot: text for slot, text in formulas if text},
+        official=[f"{name}: {formula}" for slot, (name, formula) in official if slot in sent_to],
+        tensors={name: _first(value) for name, value in saved.items() if _first(value) is not None},
+        numbers={name: value for name, value in saved.items() if type(value) in (int, float) and name not in _QUIET},
+        born=births,
+        said={"vanilla": _vanilla(step, how, births), "ignoring": _ignoring(step, how, births)},
     )
 
 
@@ -104,18 +88,7 @@ How = Sequence[tuple[Sent, Arithmetic | None]]
 Births = Mapping[int, Mapping[int, str]]
 
 
-def _meets(how: How, births: Births) -> Mapping[str, Sequence[int]]:
-    meets: dict[str, list[int]] = {}
-    for sent, made in how:
-        if made is not None and made.entrywise:
-            for name, operand in made.operands.items():
-                same = isinstance(operand, Tensor) and operand.shape == made.value.shape
-                meets.setdefault(name, []).extend(births[sent.slot] if same else ())
-    return meets
-
-
-def _vanilla(number: int, steps: Sequence[FigureStep], how: How, births: Births) -> str:
-    step = steps[number]
+def _vanilla(step: FigureStep, how: How, births: Births) -> str:
     found = []
     for sent, made in how:
         summed = " in a sum" if made is not None and made.terms is not None else ""
@@ -123,8 +96,6 @@ def _vanilla(number: int, steps: Sequence[FigureStep], how: How, births: Births)
         found += [(text + summed, labels[at]) for at, text in births.get(sent.slot, {}).items()]
     if found:
         return f"NaN is born: {_placed(found)}."
-    if added := _added(number, steps):
-        return f"NaN is born where cotangents are added: {_placed(added)}."
     arrives = any(_has_nan(value["vanilla"]) for value in step.arrives.values())
     passed = any(_has_nan(sent.value["vanilla"]) for sent in step.sends)
     if step.leaf:
@@ -134,62 +105,31 @@ def _vanilla(number: int, steps: Sequence[FigureStep], how: How, births: Births)
     return "NaN is born here." if passed else ""
 
 
-def _spared(step: FigureStep, how: How, births: Births) -> dict[int, dict[int, str]]:
-    """For each slot and element, the first product that would be NaN and is ignored: `-- × inf`."""
-    spared: dict[int, dict[int, str]] = {}
-    (here, *_) = (value["ignoring"] for value in step.arrives.values())
-    for sent, made in how:
-        value = sent.value["ignoring"]
-        if made is not None and isinstance(value, Entries) and isinstance(here, Entries):
-            found = {at: made.ignored(at, here.mask) for at in births[sent.slot] if value.kinds()[at] is not Kind.NAN}
-            spared[sent.slot] = {
-                at: f"{text} = --" if value.kinds()[at] is Kind.MASKED else text for at, text in found.items() if text
-            }
-    return {slot: texts for slot, texts in spared.items() if texts}
-
-
-def _ignoring(step: FigureStep, spared: Births, births: Births) -> str:
+def _ignoring(step: FigureStep, how: How, births: Births) -> str:
     arrives = [value["ignoring"] for value in step.arrives.values()]
     if step.leaf:
         return ("Ignored elements are written as 0. " if any(map(_masked, arrives)) else "") + _counted(arrives[0])
     told: dict[str, list[tuple[str, str]]] = {"Ignored: ": [], "Left out of the sum: ": [], "": []}
-    for sent in step.sends:
+    counts = []
+    for sent, made in how:
         value = sent.value["ignoring"]
-        labels = _labels(value)
-        for at, text in spared.get(sent.slot, {}).items():
-            told["Ignored: " if text.endswith("= --") else "Left out of the sum: "].append((text, labels[at]))
-        for at in births.get(sent.slot, {}):
-            if isinstance(value, Entries) and value.kinds()[at] is Kind.NAN:
-                told[""].append(("Not ignored, so NaN stays", labels[at]))
-    sentences = [f"{word}{_placed(found)}." for word, found in told.items() if found]
-    if not sentences and not any(map(_masked, arrives)):
-        counts = [
-            f"{_masked(value)} of {len(value)} elements"
-            for value in (sent.value["ignoring"] for sent in step.sends)
-            if isinstance(value, Entries) and _masked(value)
-        ]
-        sentences = [f"From here on the loss ignores {', and '.join(counts)} (--)."] if counts else []
-    return " ".join(sentences)
-
-
-def _added(number: int, steps: Sequence[FigureStep]) -> list[tuple[str, str]]:
-    """The sums of cotangents in this step that are NaN although no summand is, each with its index."""
-    found = []
-    for output, value in steps[number].arrives.items():
-        total = value["vanilla"]
-        parts = [
-            sent.value["vanilla"]
-            for step in steps
-            for sent in step.sends
-            if (sent.to, sent.output) == (number, output) and isinstance(sent.value["vanilla"], Entries)
-        ]
-        if len(parts) < 2 or not isinstance(total, Entries):
+        if not isinstance(value, Entries):
             continue
-        rows = list(zip(*(short(part) for part in parts if isinstance(part, Entries)), strict=True))
-        for at, texts in enumerate(rows):
-            if total.kinds()[at] is Kind.NAN and "NaN" not in texts:
-                found.append((f"{' + '.join(texts)} = NaN", total.labels()[at]))
-    return found
+        if masked := _masked(value):
+            counts.append(f"{masked} of {len(value)} elements")
+        for at in births.get(sent.slot, ()):
+            kind, label = value.kinds()[at], value.labels()[at]
+            if kind is Kind.NAN:
+                told[""].append(("Not ignored, so NaN stays", label))
+            elif made is not None and isinstance(arrives[0], Entries) and (text := made.ignored(at, arrives[0].mask)):
+                if kind is Kind.MASKED:
+                    told["Ignored: "].append((f"{text} = --", label))
+                else:
+                    told["Left out of the sum: "].append((text, label))
+    sentences = [f"{word}{_placed(found)}." for word, found in told.items() if found]
+    if counts and not sentences and not any(map(_masked, arrives)):
+        return f"From here on the loss ignores {', and '.join(counts)} (--)."
+    return " ".join(sentences)
 
 
 def short(value: Entries) -> list[str]:

@@ -81,14 +81,9 @@ def marked(svg, name):
     return [words(each) for each in svg.iter(f"{SVG}g") if name in each.get("class", "").split()]
 
 
-def test_what_makes_nan_is_marked_and_the_arithmetic_stands_beside_it_in_one_place():
+def test_what_makes_nan_is_marked():
     svg = drawn(*where_over_exp())
     assert marked(svg, "zn-born") == [["NaN"]]
-    assert sorted(marked(svg, "zn-meets")) == [["--"], ["0"], ["inf"]]
-    calls = [each for each in svg.iter(f"{SVG}text") if "zn-call" in each.get("class", "")]
-    told = [(each.text, each.get("data-method")) for each in calls]
-    assert told == [("0 × inf = NaN", "vanilla"), ("-- × inf = --", "ignoring")]
-    assert len({(each.get("x"), each.get("y")) for each in calls}) == 1
 
 
 def test_a_matrix_keeps_its_rows_and_a_large_tensor_is_told_in_words():

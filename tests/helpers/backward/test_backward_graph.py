@@ -88,27 +88,15 @@ def test_where_pytorch_gives_nothing_nothing_is_told():
     assert end.arrives[0] == dict.fromkeys(METHODS, Absent())
 
 
-def errors():
-    x = leaf(1.0, 2.0)
-    freed = x.exp().sum()
-    freed.backward()
+def test_what_can_not_be_drawn_is_told_in_clear_words():
+    x, other = leaf(1.0, 2.0), leaf(1.0)
     deep = x
     for _ in range(MOST):
         deep = deep + 1
-    return {
-        "inputs are empty": (ValueError, x.sum(), {}, None),
-        "the loss has no graph": (ValueError, torch.ones(1), {"x": x}, None),
-        "'y' gets no gradient: it has requires_grad=False": (ValueError, x.sum(), {"y": torch.ones(1)}, None),
-        r"the loss has shape \[2\]: give gradient=": (ValueError, x * 1, {"x": x}, None),
-        r"gradient has shape \[1\], but needs the loss's shape \[2\]": (ValueError, x * 1, {"x": x}, torch.ones(1)),
-        "the loss does not depend on y, z": (ValueError, x.sum(), {"y": leaf(1.0), "x": x, "z": leaf(1.0)}, None),
-        f"a figure of {MOST + 1} nodes can't be read": (ValueError, deep, {"x": x}, torch.ones(2)),
-        "the graph was freed: draw it before backward": (RuntimeError, freed, {"x": x}, None),
-    }
-
-
-@pytest.mark.parametrize("message", errors())
-def test_what_can_not_be_drawn_is_told_in_clear_words(message):
-    kind, loss, inputs, gradient = errors()[message]
-    with pytest.raises(kind, match=message):
-        record(loss, inputs, gradient)
+    for message, loss, inputs, gradient in (
+        (r"the loss has shape \[2\]: give gradient=", x * 1, {"x": x}, None),
+        ("the loss does not depend on y, z", x.sum(), {"y": other, "x": x, "z": leaf(1.0)}, None),
+        (f"a figure of {MOST + 1} nodes can't be read", deep, {"x": x}, torch.ones(2)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            record(loss, inputs, gradient)

@@ -4,12 +4,12 @@ import pytest
 import torch
 from scratch import ROOT
 
-from tools.measure import empty_rows, on_gpu
+from tools.measure import on_gpu
 from tools.project import Problem, Project, read_record
 
 
 def test_a_step_is_timed_clean_and_contaminated(monkeypatch):
-    monkeypatch.setattr(on_gpu, "ROUNDS", 3)
+    monkeypatch.setattr(on_gpu, "SECONDS", 0.01)
     found = on_gpu.costs_of(torch.nn.Linear(4, 4), torch.randn(8, 4), "cpu")
     assert found.keys() == {"plain_ms", "clean", "contaminated"} and all(value > 0 for value in found.values())
 
@@ -22,16 +22,15 @@ def test_what_is_not_right_is_named():
     assert all(row["model"] in page for row in record["costs"])
 
 
-@pytest.mark.parametrize("command", [empty_rows.empty_rows, on_gpu.on_gpu])
-def test_without_a_gpu_the_command_says_what_it_needs(monkeypatch, command):
+def test_without_a_gpu_the_command_says_what_it_needs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Problem, match="needs a GPU"):
-        command(Project(ROOT))
+        on_gpu.on_gpu(Project(ROOT))
 
 
 def test_on_a_cpu_the_rows_are_0_or_the_mean_and_all_gradients_are_right(monkeypatch):
-    monkeypatch.setattr(empty_rows, "LENGTHS", (64,))
-    found = {(row["dtype"], row["mask"]): row for row in empty_rows.measure("cpu")}
+    monkeypatch.setattr(on_gpu, "LENGTHS", (64,))
+    found = {(row["dtype"], row["mask"]): row for row in on_gpu.empty_rows("cpu")}
     assert len(found) == 6
     for (_, mask), row in found.items():
         assert row["output"] == {"other numbers" if mask == "finfo.min" else "0": row["cases"]}
@@ -42,13 +41,13 @@ def test_a_gradient_is_right_wrong_or_has_nan():
     wanted = (torch.tensor([1.0, -2.0]).double(),) * 3
     far, bad = torch.tensor([1.0, -2.5]), torch.tensor([1.0, torch.nan])
     near = torch.tensor([1.0, -2.01])
-    assert empty_rows._word((near, near, near), wanted) == "right"
-    assert empty_rows._word((near, far, near), wanted) == "wrong"
-    assert empty_rows._word((bad, near, bad), wanted) == "NaN in q, v"
+    assert on_gpu._word((near, near, near), wanted) == "right"
+    assert on_gpu._word((near, far, near), wanted) == "wrong"
+    assert on_gpu._word((bad, near, bad), wanted) == "NaN in q, v"
 
 
 def test_the_table_shows_each_recorded_outcome_with_its_count():
     record = read_record(ROOT / "results" / "measured" / "empty_rows.json")
-    table = empty_rows.shown(record)
+    table = on_gpu.rows_shown(record)
     assert table.count("<tr ") == len(record["rows"]) + 1  # one for the head
     assert "NaN in q (1 of 6)<br>right (5 of 6)" in table and record["device"] in table

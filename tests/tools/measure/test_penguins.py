@@ -32,6 +32,8 @@ def test_all_methods_begin_alike_and_ignoring_is_select_first(birds, missing):
     first = penguins.trained("select first", data, 1, steps=5).state_dict()
     ours = penguins.trained("ignoring", data, 1, steps=5).state_dict()
     assert all(torch.allclose(first[name], ours[name], atol=1e-5) for name in first)
-    starts = [penguins.trained(method, data, 1, steps=0) for method in penguins.METHODS]
-    outputs = [model(data.test_inputs) for model in starts]
+    starts = {method: penguins.trained(method, data, 1, steps=0) for method in penguins.METHODS}
+    outputs = [model(penguins.given(method, data.test_inputs)) for method, model in starts.items()]
     assert all(torch.allclose(outputs[0], output, atol=1e-6) for output in outputs)
+    flagged, imputed = starts[penguins.FLAG](penguins.given(penguins.FLAG, data.inputs)), data.inputs.nan_to_num(0)
+    assert torch.allclose(flagged, starts["ignoring"](imputed), atol=1e-6)

@@ -274,7 +274,8 @@ def test_an_interrupted_build_leaves_no_process_and_goes_on_afterwards(tmp_path,
     book.edit("tools/__main__.py", caught, f"{caught}        __import__('time').sleep(0.2)\n")
     if how == "Ctrl-C that Python drops":
         loop = "            for future in as_completed(futures):\n"
-        drop = "            with __import__('contextlib').suppress(KeyboardInterrupt):\n                futures[0].result()\n"
+        suppressed = "            with __import__('contextlib').suppress(KeyboardInterrupt):\n"
+        drop = f"{suppressed}                futures[0].result()\n"
         book.edit("tools/steps/run.py", loop, f"{drop}{loop}")
     build = book.start("book")
     try:
