@@ -15,11 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain, ignoring
 from zero_or_nan.explain.births.findings import Mistakes
-from zero_or_nan.explain.probe import probing
-from zero_or_nan.explain.probe.loss import Case
 from zero_or_nan.explain.program import rerun
-from zero_or_nan.explain.report import trial
-from zero_or_nan.functions.families import recurrent
 from zero_or_nan.ignoring.engine import attach
 
 # Threads.
