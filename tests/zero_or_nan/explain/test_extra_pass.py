@@ -1,4 +1,4 @@
-"""An extra pass uses nothing up: the caches of selective checkpoints, groups of passes, modes that count.
+"""An extra pass uses nothing up: the caches of selective checkpoints, groups of passes.
 
 A block inside of a block watches the same functions, writes on the same nodes, and runs extra passes, too.
 """
@@ -10,24 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from origins import report_of
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.zero_or_nan.ignoring.telling import ByOperators
 from zero_or_nan import explain, ignoring
-
-
-class Counts(TorchDispatchMode):
-    """Lets so many operators run, and no more."""
-
-    def __init__(self, left=1000):
-        super().__init__()
-        self.left = left
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.left -= 1
-        assert self.left >= 0
-        return func(*args, **(kwargs or {}))
 
 
 def every_third():
@@ -68,15 +54,6 @@ def test_selective_checkpoints(context, scale):
         watched = step(context, scale)
     assert watched == plain and report.ok == (scale != 0)
     assert [origin.operator for origin in report] == ["sqrt"][: scale == 0]
-
-
-def test_a_mode_that_may_run_once():
-    needs = Counts()
-    plain = step(lambda: (Counts(), needs), 0.0)
-    with explain() as report:
-        watched = step(lambda: (Counts(), Counts(1000 - needs.left)), 0.0)
-    assert watched == plain and not report.ok
-    assert not any(origin.is_sure for origin in report)
 
 
 # A backward in Python that can run only once runs once, and what is not found out for that is not told.

@@ -71,9 +71,6 @@ def careful(p):
 
 
 NEAREST = {
-    "row 0 of x is 0 everywhere": (
-        lambda x: x.norm(dim=1).log().mean() if x.any() else x.sum(), wants([1.0, -2], [3, -1]),
-    ),
     "the element [0, 0] of p is 0": (lambda p: p.log().mean(), wants([0.5, 0.3], [0.4, 0.9])),
     "row 0 of mask is False everywhere": (
         lambda x, mask: ((x * mask).sum(1) / mask.sum(1)).mean(), wants([1.0, -2], [3, -1]), torch.ones(2, 2).bool(),
@@ -88,7 +85,6 @@ NEAREST = {
         wants([10.0, 20.0], [30.0, 50.0]), torch.tensor([[11.0, 23.0], [28.0, 55.0]]),
     ),
     # Logits may be small at first.
-    "x is 120 times as large": (lambda x: softmax_log(x, torch.eye(3)[:1]), wants([0.1, 0.9, 0.4])),
     "the inputs are those of the example": (lambda x: x.sqrt().sum(), wants(1.0, 0.0)),
 }  # fmt: skip
 
@@ -121,15 +117,10 @@ def test_a_loss_that_is_finite_but_off_by_more_than_half_is_found_with_the_call_
 
 GRADES = torch.tensor([3.0, 0.0, 1.0])
 HEALTHY = {
-    "sums that are rounded, but not by half": (lambda x: (x - x.mean()).square().mean(), wants(0.1, -0.9, 0.4)),
-    "a bound of a probability, which never exceeds 1": (
-        lambda p: -(1 - p).clamp_min(torch.finfo(p.dtype).eps).log().mean(), wants(0.1, 0.8, 0.4)
-    ),
     "a choice that rounding changes": (
         lambda x: x[(1e4 + x).argmax()] / x.abs().max().clamp_min(1e-9), wants(0.1, -0.9, 0.4)
     ),
     "far from the example, where float64 fails too": (lambda x: (1 - x**2).sqrt().mean(), wants(0.3, -0.5, 0.9)),
-    "far, and negative": (lambda x: (x + 100).log().mean(), wants(3.0, -5.0)),
     "far, and above 1": (lambda p: (1.5 - p).log().mean(), wants(0.3, 0.5, 0.9)),
     "numbers up to 1 without a gradient are fractions, and do not grow": (
         lambda x, weight: weight * softmax_log(x, torch.eye(3)[:1]), torch.tensor([[0.1, 0.9, 0.4]]), wants(2.0)[0],
@@ -165,16 +156,6 @@ ZERO, ONE = torch.zeros(1), torch.ones(1)
 def test_a_gradient_leads_where_no_special_input_does(function, loss_fn):
     report = explain.probe(loss_fn, wants(0.25, -1.5))
     assert [finding.function for finding in report.findings] == [function]
-
-
-def test_the_end_of_a_clamp_is_reached_from_most_examples():
-    """Halving the way alone reaches it from 3 of 6, because sums of neighbouring numbers skip the end."""
-
-    def loss_fn(x):
-        return torch.maximum(1 - 0.3 * x.square().sum(1), ZERO).sqrt().mean()
-
-    examples = (torch.randn(4, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(6))
-    assert sum(not explain.probe(loss_fn, x.requires_grad_()).ok for x in examples) > 3
 
 
 def test_calls_that_were_searched_are_listed_unless_a_number_keeps_them_from_their_edge():
@@ -272,18 +253,6 @@ def test_parameters_are_found_by_name_and_their_values_are_in_the_finding():
     assert not model(*finding.inputs).isfinite()
 
 
-def test_the_same_seed_gives_the_same_findings():
-    def loss_fn(x):
-        return F.dropout(x, 0.5).exp().sum().log()
-
-    reports = []
-    for _ in range(2):
-        torch.rand(1)  # the state of the random numbers outside of the search does not matter
-        reports.append(explain.probe(loss_fn, wants(1.0, -2.0, 3.0), seed=7))
-    assert not reports[0].ok and str(reports[0]) == str(reports[1])
-    assert "torch.manual_seed(7)" in reports[0].findings[0].test
-
-
 def test_errors_of_the_loss_are_the_users_on_the_example():
     for error, words, loss_fn, x, options in (
         (ValueError, "not a probability", careful, torch.zeros(4, requires_grad=True), {}),
@@ -328,13 +297,6 @@ def test_a_long_search_says_how_long_it_takes_and_counts_on_a_terminal(slow, mon
     if said:
         assert int(said[1]) / 2 == pytest.approx(int(said[2]), abs=3)
         assert ("\r3 inputs tried" in counted) == is_terminal and counted.endswith("\r\033[K" * is_terminal)
-
-
-def test_a_slow_loss_is_tried_on_large_numbers_first(slow):
-    x = torch.tensor([[1.0, -1.0, 0.5], [0.0, 2.0, -3.0]], requires_grad=True)
-    report = explain.probe(lambda *given: [slow(1), softmax_log(*given)][1], x, torch.eye(3)[:2], seconds=8)
-    (finding,) = report.findings
-    assert finding.function == "log" and "times as large" in finding.distance
 
 
 def test_the_parameters_of_a_large_model_are_not_copied(monkeypatch):
