@@ -66,15 +66,6 @@ def test_the_json_says_that_all_is_as_recorded_and_nothing_of_whose_machine_it_i
     assert not any(name in printed for name in (os.uname().nodename, str(Path.home()), sys.prefix))
 
 
-def test_two_runs_print_the_same_bytes(few, capsys):
-    printed = []
-    for seed in (5, 6):
-        torch.manual_seed(seed)
-        command.main(["--device", "cpu", "--json"])
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
-
-
 def crash(*args, **kwargs):
     raise RuntimeError
 

@@ -98,19 +98,6 @@ def held(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(
-    ("program", "numbers", "is_held"),
-    [
-        (lambda x: torch.relu(x * 2).sum(), [1.0, 0.0], False),
-        (lambda x: torch.relu(x * 2).sum(), [1.0, NAN], True),
-        (lambda x: x.sqrt().relu().sum(), [1.0, 4.0], True),  # could be infinite
-    ],
-)
-def test_arguments_are_held_only_if_they_may_be_needed(program, numbers, is_held, held):
-    found, _ = gradient(torch.compile(program, backend="aot_eager"), torch.tensor(numbers))
-    assert held == [is_held] and found.isfinite().all()
-
-
 def test_a_parameter_is_read_until_it_was_finite_once(held):
     """Later it may become NaN: the first such pass warns, and the next is followed."""
     weight, other = (torch.nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2))
@@ -151,26 +138,6 @@ def test_whatever_does_not_match_warns(break_it, monkeypatch):
     break_it(monkeypatch)
     _, messages = told(lambda: ignoring.backward(loss))
     assert x.grad[0] == 1 and x.grad[1].isnan() and len(messages) == 1
-
-
-def test_a_loss_that_selects_from_what_inductor_compiled_under_autocast(marked, inductor):
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3)]
-    model = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Softmax(-1))
-    rows, used = torch.randn(3, 4), torch.tensor([[True], [True], [False]])
-    compiled = torch.compile(model)
-
-    def gradients(backward, rows):
-        compiled.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            result = compiled(rows).float()
-        backward(torch.where(used, result.square(), 0.0).sum())
-        return [parameter.grad.clone() for parameter in compiled.parameters()]
-
-    wanted = gradients(torch.autograd.backward, rows)
-    assert all(map(torch.equal, gradients(ignoring.backward, rows), wanted))
-    spoiled = torch.where(used, rows, float("inf"))
-    torch.testing.assert_close(gradients(ignoring.backward, spoiled), wanted, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo, as it traces the call
