@@ -5,11 +5,9 @@ Nor does ordinary code get a warning, or another result.
 
 import warnings
 from dataclasses import replace
-from math import inf
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from origins import report_of
 from sample import examples
@@ -46,31 +44,6 @@ def test_random_programs(program):
             assert fixed == ({origin.kind for origin in report} == {"contaminated"}), report
 
 
-@pytest.mark.parametrize("precision", [None, torch.bfloat16])
-def test_training(precision):
-    """Steps of Adam, with all that has infinities for good reasons; and the scaler's own."""
-    torch.manual_seed(0)
-    layer, head = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 2)
-    parameters = [*layer.parameters(), *head.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=precision is not None)
-    mask, largest, best = torch.full((3, 3), -inf).triu(1), torch.tensor([3.0, inf, 3.0, inf]), torch.tensor(inf)
-    with explain() as report:
-        for _ in range(5):
-            x, y = torch.randn(8, 3, 4), torch.randint(0, 2, (8,))
-            with torch.autocast("cpu", dtype=precision, enabled=precision is not None):
-                pooled = layer(x, src_mask=mask, is_causal=True).mean(1)
-                loss = F.cross_entropy(head(torch.minimum(pooled, largest)), y)
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(parameters, 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            best = torch.minimum(best, loss.detach())
-    assert report.ok and report.passes == 5, report
-
-
 CODE = {}
 
 
@@ -85,15 +58,6 @@ def batches_of_vectors():
     y = x.sqrt() * 2
     slopes = torch.autograd.functional.jacobian(torch.exp, torch.ones(3), vectorize=True)
     return [*torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True), slopes]
-
-
-@code
-def the_fast_paths_of_modules():
-    """They give 0 in padded rows, where the others compute something."""
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2).eval()
-    with torch.inference_mode():
-        return [model(torch.randn(2, 3, 8), src_key_padding_mask=torch.tensor([[False, False, True]] * 2)).clone()]
 
 
 def a_gradient_that_is_asked_for(layout):

@@ -75,19 +75,6 @@ def test_a_gradient_that_is_not_finite(kind, options):
         assert [origin.operator for origin in report] == ([] if is_quiet else operators), (spoils, report)
 
 
-def test_the_forward_in_a_closure_is_not_the_optimizers():
-    w = torch.ones(1, requires_grad=True)
-    optimizer = torch.optim.SGD([w], lr=0.1)
-
-    def closure():
-        y = w * 1
-        y.sub_(1).log_()
-        y.sum().backward()
-        return y.sum()
-
-    assert told(report_of(lambda: optimizer.step(closure))) == [("undefined", "log", "")]
-
-
 inf = float("inf")
 LAST = {
     "eps is 0 in float16": (torch.optim.Adam, {}, torch.float16, 1.0, 1e-4, "undefined", "eps=1e-4"),
