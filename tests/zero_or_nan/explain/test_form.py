@@ -54,7 +54,8 @@ def test_a_report_can_be_pickled_before_it_was_read(report):
 
 
 def test_each_remedy_of_a_report_is_a_dict_with_the_numbers_that_it_gave():
-    for loss_of, expected in ((lambda x: x.softmax(0).log(), (-200.0, 1.0, True)), (lambda x: x.sqrt(), (0.0, 0.0, False))):
+    softmax, sqrt = (lambda x: x.softmax(0).log()), (lambda x: x.sqrt())
+    for loss_of, expected in ((softmax, (-200.0, 1.0, True)), (sqrt, (0.0, 0.0, False))):
         x = torch.tensor([0.0, 200.0], requires_grad=True)
         (origin,) = report_of(lambda x=x, loss_of=loss_of: loss_of(x).sum().backward()).to_dict()["origins"]
         first = origin["remedies"][0]

@@ -402,26 +402,15 @@ def test_each_statement_was_run():
 
 SITUATIONS = [
     ("undefined", "outside of the domain", lambda: leaf(-3.2, 1.0) ** 0.5),
-    ("undefined", "outside of the domain", lambda: leaf(1.01, 0.0).acos()),
-    ("undefined", "outside of the domain", lambda: leaf(-0.5, 0.5).logit()),
     ("undefined", "a derivative", lambda: torch.special.xlogy(leaf(0.0, 1.0), leaf(0.0, 1.0))),
-    ("undefined", "a derivative", lambda: leaf(1.0, 2.0).acosh()),
     ("undefined", "slogdet", lambda: torch.diag(leaf(-1.0, 1.0)).logdet()),
-    ("undefined", "slogdet", lambda: torch.diag(leaf(0.0, 1.0)).slogdet().logabsdet),
     ("undefined", "layer_norm", lambda: F.layer_norm(leaf(1.0, 1.0), (2,), eps=0)),
-    ("undefined", "layer_norm", lambda: F.normalize(leaf(0.0, 1.0).half()[:1], dim=0)),
     ("undefined", "a spread of nothing", lambda: leaf(1.0, 2.0)[:0].std()),
     ("undefined", "a mean of nothing", lambda: F.nll_loss(leaf(1.0)[None], torch.tensor([-100]))),
-    ("undefined", "a mean of nothing", lambda: F.smooth_l1_loss(leaf(1.0)[:0], torch.zeros(0))),
     ("undefined", "a mean by weights of 0", lambda: F.cross_entropy(leaf([1.0]), torch.tensor([0]), torch.zeros(1))),
     ("overflow", "", lambda: leaf(100.0).cosh()),
     ("overflow", "large numbers", lambda: leaf(1e25, 1.0) * 1e15),
-    (
-        "overflow",
-        "a growth",
-        lambda: functools.reduce(lambda h, _: h * 1e4, range(12), leaf(1.0)),
-    ),
-    ("overflow", "a slope", lambda: leaf(44.2).exp() ** 2),
+    ("overflow", "a growth", lambda: functools.reduce(lambda h, _: h * 1e4, range(12), leaf(1.0))),
 ]
 
 

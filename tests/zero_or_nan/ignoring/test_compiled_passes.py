@@ -57,14 +57,6 @@ def test_attention_without_dropout_may_be_computed_again(dropout, draws):
     assert graphs._draws(graph.call_function(torch.ops.aten.native_dropout.default, (rows, dropout, True)))
 
 
-def test_a_graph_for_many_sizes_is_followed():
-    program = torch.compile(selected, backend="aot_eager", dynamic=True)
-    for size in (3, 5, 4):
-        x = torch.arange(float(size))
-        found, messages = gradient(program, x)
-        assert not messages and torch.equal(found, gradient(selected, x)[0])
-
-
 def test_passes_repeat_and_leave_nothing_behind():
     x = torch.tensor([1.0, 0.0], requires_grad=True)
     loss = torch.compile(selected, backend="aot_eager")(x)

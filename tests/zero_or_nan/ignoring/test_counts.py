@@ -33,13 +33,6 @@ def test_what_the_loss_uses_is_not_counted():
     assert str(counted) == "nothing that is not finite was ignored, in 1 backward passes"
 
 
-def test_each_vector_of_a_batch_is_a_pass():
-    x = torch.tensor([1.0, 0.0, 4.0], requires_grad=True)
-    with ignoring.counting() as counted:
-        ignoring.grad(torch.where(x > 0, x.log(), 0), x, torch.eye(3), is_grads_batched=True)
-    assert (counted.passes, counted.kept_clean, counted.entries) == (3, 3, 3)
-
-
 def test_since_when():
     layer = nn.Linear(2, 1)
     with ignoring.counting() as counted:

@@ -173,9 +173,7 @@ def in_threads(first, second, x):
 
 
 PASSES = {
-    "at once": lambda first, second, x: ignoring.backward([first, second]),
     "one by one": lambda first, second, x: [ignoring.backward(loss, retain_graph=True) for loss in (first, second)],
-    "for an input": lambda first, second, x: ignoring.grad(first, x),
     "recorded": lambda first, second, x: ignoring.grad(first, x, create_graph=True),
     "in threads": in_threads,
 }

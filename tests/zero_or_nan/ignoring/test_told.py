@@ -52,6 +52,7 @@ def test_a_users_function_is_named_once_if_something_is_lost(function, is_lost, 
         _, messages = told(lambda x=x, y=y: ignoring.backward(torch.where(x < 1.5, y, 0.0).sum()))
         assert x.grad[0] > 2 and bool(x.grad[1].isnan()) == warned
         assert [message.count(function.__name__) for message in messages] == [1] * warned
+        assert all("calls numpy" in each and each.endswith("/operators-of-your-own.html") for each in messages)
 
 
 @pytest.mark.skipif(not hasattr(leaf().exp().grad_fn._raw_saved_result, "unpack_hook"),
