@@ -71,10 +71,15 @@ def test_the_pass_inside_of_an_extra_pass_adds_to_no_gradient():
 
 WRONG = {
     "an index": lambda: ones(2).gather(0, tensor([2])),
+    "a place to add to": lambda: torch.zeros(2).scatter_add(0, tensor([5]), ones(1)),
+    "an element": lambda: ones(2).take(tensor([2])),
     "a row to fill": lambda: ones(2).index_fill(0, tensor([2]), 1.0),
     "an index in brackets": lambda: ones(2, 3)[:, tensor([3])],
     "an index after a mask": lambda: ones(2, 3, 2)[ones(2, 3) > 0, tensor([2] * 6)],
     "a token": lambda: F.embedding(tensor([2]), ones(2, 3)),
+    "tokens": lambda: F.embedding_bag(tensor([[2]]), ones(2, 3)),
+    "a label with a margin": lambda: F.multi_margin_loss(ones(1, 2), tensor([2])),
+    "one of several labels": lambda: F.multilabel_margin_loss(ones(1, 2), tensor([[2, -1]])),
     "a label": lambda: F.cross_entropy(ones(1, 2), tensor([2])),
     "a probability": lambda: F.binary_cross_entropy(tensor([1.1]), ones(1)),
     "a probability of NaN": lambda: F.binary_cross_entropy(tensor([torch.nan]), ones(1)),

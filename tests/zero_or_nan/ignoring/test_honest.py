@@ -119,36 +119,22 @@ def test_what_the_loss_uses_stays_as_undefined_as_it_is(name):
 
 # What hooks write are numbers; the loss uses the entry.
 
-ZEROING = {
-    "in place": lambda g: written(g),
-    "clamp": lambda g: g.clamp(max=0),
-}
-
-
-def written(gradient):
-    gradient[1] = 0.0
-    return gradient
-
-
-SOURCES = {
-    "a root": lambda x: x.sqrt(),
-    "where": lambda x: torch.where(x >= 0, x.sqrt(), 0.0),
-    "an assignment": lambda x: assigned(torch.cat([x.sqrt(), x]))[:2],
-}
+def written(y):
+    y[1] = 0.0
+    return y
 
 
 def assigned(y):
     y[2:] = 0.0
-    return y
+    return y[:2]
 
 
-@pytest.mark.parametrize(
-    ("hook", "source"), [*((hook, "a root") for hook in ZEROING), *(("in place", source) for source in SOURCES)]
-)
+@pytest.mark.parametrize("hook", [written, lambda gradient: gradient.clamp(max=0)], ids=["in place", "clamp"])
+@pytest.mark.parametrize("source", [torch.sqrt, lambda x: assigned(torch.cat([x.sqrt(), x]))], ids=["root", "assigned"])
 def test_a_zero_that_a_hook_writes_hides_nothing_wherever_the_tensor_comes_from(hook, source):
     def loss(x):
-        y = SOURCES[source](x)
-        y.register_hook(ZEROING[hook])
+        y = source(x)
+        y.register_hook(hook)
         return y.sum() + torch.where(x < 50, x.exp(), 0.0).sum()
 
     ours, plain, messages = gradients(loss, [4.0, 0.0])
