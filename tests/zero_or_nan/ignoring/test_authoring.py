@@ -1,6 +1,7 @@
 """What a user says of code of their own: records, rules and derivatives, and what is told of code without them."""
 
 import importlib
+import itertools
 from contextlib import nullcontext
 from math import nan
 
@@ -247,21 +248,19 @@ def test_what_is_no_name_or_has_a_record_already_is_refused(words):
 NEW = f"2.{NEWEST[1]}.0", f"2.{NEWEST[1] + 1}.0"
 
 
-@pytest.mark.parametrize(
-    ("release", "names", "refused"),
-    [
-        *((release, {"since": "2.13"}, True) for release in ("2.13.0", "2.13.1", NEW[0])),
-        *((release, {"since": "2.13"}, False) for release in ("2.12.0", NEW[1])),  # the newest may have no such name
-        *((release, {"since": "2.9", "until": "2.10"}, True) for release in ("2.9.0", "2.10.0")),
-        *((release, {"since": "2.9", "until": "2.10"}, False) for release in ("2.8.0", "2.11.0")),
-    ],
-)
+SINCE, UNTIL = {"since": "2.13"}, {"since": "2.9", "until": "2.10"}
+
+
+@pytest.mark.parametrize(("names", "refused", "releases"), [
+    (SINCE, True, ["2.13.0", NEW[0]]), (SINCE, False, ["2.12.0", NEW[1]]),  # the newest may have no such name
+    (UNTIL, True, ["2.9.0", "2.10.0"]), (UNTIL, False, ["2.8.0", "2.11.0"]),
+])  # fmt: skip
 def test_a_name_that_pytorch_lacks_is_refused_in_the_releases_that_are_said_to_have_it(
-    release, names, refused, monkeypatch
+    names, refused, releases, monkeypatch
 ):
-    monkeypatch.setattr(torch, "__version__", release)
-    words = "until='…' if newer ones do" if "until" in names else f"in PyTorch {release}"
-    for register in (ignoring.function, ignoring.rule):
+    for release, register in itertools.product(releases, (ignoring.function, ignoring.rule)):
+        monkeypatch.setattr(torch, "__version__", release)
+        words = "until='…' if newer ones do" if "until" in names else f"in PyTorch {release}"
         with pytest.raises(ValueError, match=words) if refused else nullcontext():
             register("NoSuch", **names)
 
