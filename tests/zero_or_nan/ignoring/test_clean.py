@@ -1,6 +1,5 @@
 """Clean programs of every kind give the very bits, strides, dtypes and types of plain PyTorch, and no warning."""
 
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -119,6 +119,7 @@ def test_what_the_loss_uses_stays_as_undefined_as_it_is(name):
 
 # What hooks write are numbers; the loss uses the entry.
 
+
 def written(y):
     y[1] = 0.0
     return y

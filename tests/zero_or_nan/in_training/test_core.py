@@ -191,22 +191,28 @@ def losses_of(model, rows):
     return torch.where(is_used(rows)[:, None], out.square(), 0.0).sum(), out[is_used(rows)].abs().sum()
 
 
-@pytest.mark.parametrize("at_once", [
-    pytest.param(False, marks=pytest.mark.setup(
-        "Several losses, one after the other",
-        "ignoring.backward(first, retain_graph=True)\nignoring.backward(second)", "")),
-    pytest.param(True, marks=pytest.mark.setup("Several losses at once", "ignoring.backward([first, second])", "")),
-])  # fmt: skip
+@pytest.mark.setup(
+    "Several losses, one after the other",
+    "ignoring.backward(first, retain_graph=True)\nignoring.backward(second)",
+    "",
+)
 @compared()
-def test_several_losses(ignoring, rows, at_once):
+def test_several_losses_one_after_the_other(ignoring, rows):
     model = network()
     for _ in steps(model):
         first, second = losses_of(model, rows)
-        if at_once:
-            ignoring.backward([first, second])
-        else:
-            ignoring.backward(first, retain_graph=True)
-            ignoring.backward(second)
+        ignoring.backward(first, retain_graph=True)
+        ignoring.backward(second)
+    return state(model, first + second)
+
+
+@pytest.mark.setup("Several losses at once", "ignoring.backward([first, second])", "")
+@compared()
+def test_several_losses_at_once(ignoring, rows):
+    model = network()
+    for _ in steps(model):
+        first, second = losses_of(model, rows)
+        ignoring.backward([first, second])
     return state(model, first + second)
 
 

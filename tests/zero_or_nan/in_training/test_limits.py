@@ -24,36 +24,41 @@ def backend(request, monkeypatch, fresh_compiler):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=request.param))
 
 
-COMPILED = [
-    pytest.param(False, id="model", marks=pytest.mark.setup(
-        "A compiled model",
-        "ignoring.follow_compiled()\nmodel = torch.compile(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
-        "In a contaminated pass, `ignoring` follows the compiled backward graph. If that fails, a warning says so.")),
-    pytest.param(True, id="selection", marks=pytest.mark.setup(
-        "A compiled model, with a selection inside of the region",
-        "ignoring.follow_compiled()\nloss_of_rows = torch.compile(loss_of)\nloss = loss_of_rows(model, rows)\n"
-        "ignoring.backward(loss)",
-        "With `follow_compiled`, inductor's graph still shows which zeros come from a selection. Older releases warn.")),
-]  # fmt: skip
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:Skipping serial")  # of inductor itself
-@pytest.mark.parametrize("selects_inside", COMPILED)
+@pytest.mark.setup(
+    "A compiled model",
+    "ignoring.follow_compiled()\nmodel = torch.compile(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
+    "In a contaminated pass, `ignoring` follows the compiled backward graph. If that fails, a warning says so.",
+)
 @compared()
-def test_a_compiled_model(ignoring, rows, unmarked, backend, selects_inside):
+def test_a_compiled_model(ignoring, rows, unmarked, backend):
     torch._dynamo.reset()
     model = network()
     if hasattr(ignoring, "follow_compiled"):
         ignoring.follow_compiled()
-    if selects_inside:
-        loss_of_rows = torch.compile(loss_of)
-    else:
-        model = torch.compile(model)
+    model = torch.compile(model)
     for _ in steps(model):
-        if selects_inside:  # noqa: SIM108  (the page shows these lines)
-            loss = loss_of_rows(model, rows)
-        else:
-            loss = loss_of(model, rows)
+        loss = loss_of(model, rows)
+        ignoring.backward(loss)
+    return state(model, loss)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:Skipping serial")  # of inductor itself
+@pytest.mark.setup(
+    "A compiled model, with a selection inside of the region",
+    "ignoring.follow_compiled()\nloss_of_rows = torch.compile(loss_of)\nloss = loss_of_rows(model, rows)\n"
+    "ignoring.backward(loss)",
+    "With `follow_compiled`, inductor's graph still shows which zeros come from a selection. Older releases warn.",
+)
+@compared()
+def test_a_compiled_selection(ignoring, rows, unmarked, backend):
+    torch._dynamo.reset()
+    model = network()
+    if hasattr(ignoring, "follow_compiled"):
+        ignoring.follow_compiled()
+    loss_of_rows = torch.compile(loss_of)
+    for _ in steps(model):
+        loss = loss_of_rows(model, rows)
         ignoring.backward(loss)
     return state(model, loss)
 
