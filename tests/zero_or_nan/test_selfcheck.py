@@ -193,6 +193,14 @@ def test_a_device_that_is_not_here_is_wrong_use(capsys):
         assert told.out == "" and f"no device {name!r} here" in told.err and "use --device " in told.err
 
 
+def test_the_default_is_an_accelerator_where_there_is_one(monkeypatch):
+    for kind in ("cuda", "mps", "xpu"):
+        monkeypatch.setattr(getattr(torch, kind), "is_available", lambda: False)
+    assert command.accelerator() is None
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
+    assert command.accelerator() == "mps"
+
+
 @pytest.mark.parametrize(
     "version, nearest",
     [("2.6.0+cu124", "2.6"), ("2.13.1", "2.13"), ("3.0.0a0+git1234567", "2.15"), ("2.5.1", "2.6")],

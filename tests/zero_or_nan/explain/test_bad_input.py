@@ -81,6 +81,19 @@ def test_memory_that_was_not_initialized():
         assert "torch.empty leaves the memory as it is" in origin.remedy
 
 
+@pytest.mark.parametrize("name, role", [("1.weight", "a parameter"), ("1.running_var", "a buffer")])
+def test_what_was_loaded_is_named(name, role):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    published = {key: value.clone() for key, value in model.state_dict().items()}
+    published[name][1] = torch.nan
+    with explain() as report:
+        model.load_state_dict(published)
+        model(torch.ones(3, 2)).sum().backward()
+    (origin,) = report
+    assert (origin.kind, origin.operator, origin.operands) == ("bad input", "batch_norm", f"nan in {name}, {role}")
+    assert ("named_parameters" if role == "a parameter" else "reset_running_stats") in origin.remedy
+
+
 @pytest.mark.parametrize("bad, kind", [(nan, "bad input"), (-1.0, "undefined")])
 def test_what_running_statistics_kept_is_said_of_them(bad, kind):
     """A batch whose loss nobody uses leaves its NaN in the statistics, and a later pass reads it there."""

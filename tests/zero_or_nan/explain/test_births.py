@@ -11,6 +11,7 @@ import pytest
 import torch
 from origins import report_of, telling, told
 from tensors import leaf
+from torch import nn
 
 from zero_or_nan import explain
 from zero_or_nan.explain.births import call
@@ -112,6 +113,26 @@ def test_a_slope_behind_a_division():
     assert root.source == "return x.square().sum(-1).sqrt()" and root.reached == ["x"] and root.entries == [(0,)]
     assert root.operands == "inf, the derivative of sqrt at 0"
     assert report.notes == [BEHIND.format("sqrt", root.line)]
+
+
+def test_a_product_that_overflows_behind_it_is_not_named():
+    """Its factors are finite, but not their product in the pass of `ignoring`. The remedy promises no gradient."""
+    x = leaf(0.0, 0.0)
+    with explain() as report:
+        n = x * 1e30
+        (torch.where(n > 0, x / n, 0) + n * 1e30).sum().backward()
+    (origin,) = report
+    assert (origin.operator, origin.fixed) == ("div", False) and "does not fix it here" in origin.remedy
+
+
+def test_the_names_that_wrappers_give_are_no_part_of_a_name():
+    """Of DistributedDataParallel, the compiler, and FSDP. No variable leads to the model."""
+    held = [nn.Module()]
+    for wrapper in ("module", "_orig_mod", "_fsdp_wrapped_module"):
+        held[0].add_module(wrapper, nn.Sequential(nn.Linear(1, 1)))
+        with explain() as report:
+            getattr(held[0], wrapper)(torch.full((1, 1), torch.nan)).sum().backward()
+        assert report.origins[0].reached == ["the loss", "0.weight"]
 
 
 def test_the_work_for_a_birth_does_not_grow_with_their_number():

@@ -1,6 +1,6 @@
 """Results, gradients, random numbers, buffers and hooks are those of a run without the watch, to the bit.
 
-The user's modes see the same calls.
+The user's modes and profilers see the same calls.
 """
 
 import random
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from tensors import all_bits
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -155,18 +156,29 @@ def test_hooks(spoiled):
 
 
 class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        SEEN.append(str(func))
+        self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
 class Functions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        SEEN.append(getattr(func, "__name__", str(func)))
+        self.seen.append(getattr(func, "__name__", str(func)))
         return func(*args, **(kwargs or {}))
 
 
-SEEN: list[str] = []
+class Profiler(profile):
+    @property
+    def seen(self):
+        return [event.name for event in self.events()]
 
 
 def everything():
@@ -182,14 +194,14 @@ def everything():
         torch.optim.Adam(model.parameters()).step()
 
 
-@pytest.mark.parametrize("kind", [Operators, Functions])
-def test_modes_see_the_same_calls(kind, monkeypatch):
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # up to PyTorch 2.12
+@pytest.mark.parametrize("kind", [Operators, Functions, Profiler])
+def test_modes_and_profilers_see_the_same_calls(kind, monkeypatch):
     monkeypatch.setattr(DEEP_GRAPHS, "_seen", 0)  # a node that is held keeps a gradient, which PyTorch then copies
     seen = []
     for outer, inner in ((kind(), nullcontext()), (kind(), explain()), (explain(), kind())):
         torch.manual_seed(0)
-        SEEN.clear()
         with outer, inner:
             everything()
-        seen.append([*SEEN])
+        seen.append(getattr(outer, "seen", None) or inner.seen)
     assert seen[0] and seen[0] == seen[1] == seen[2]

@@ -48,6 +48,13 @@ def features_that_were_not_scaled(lr):
     return training(torch.optim.SGD(model.parameters(), lr), lambda _: F.mse_loss(model(x), y))
 
 
+def adam_at_a_large_rate(lr):
+    """Adam moves each weight by its rate; ten layers multiply the weights."""
+    model = nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(16, 16), nn.ReLU())), nn.Linear(16, 1))
+    x = torch.randn(32, 16)
+    return training(torch.optim.Adam(model.parameters(), lr), lambda _: F.mse_loss(model(x), x[:, :1]))
+
+
 def updates_by_hand(lr):
     """A recurrent net without an optimizer: the first update ends it, and relu hides some of what is too large."""
     net, head = nn.RNN(4, 8, nonlinearity="relu", batch_first=True), nn.Linear(8, 1)
@@ -86,6 +93,7 @@ def huge_reward_in_the_second_step(lr):
 
 RUNS = {  # what is expected, the learning rate, and one with which the run stays finite
     features_that_were_not_scaled: ("diverges", 0.01, 1e-7),
+    adam_at_a_large_rate: ("diverges", 30.0, 1e-3),
     updates_by_hand: ("diverges", 1e6, 1e-4),
     bad_batch_that_moves_the_weights: ("jumped", 0.01, None),
     huge_reward_in_the_second_step: ("no", 0.01, None),

@@ -1,4 +1,4 @@
-"""An extra pass uses nothing up: the caches of selective checkpoints, groups of passes.
+"""An extra pass uses nothing up: the caches of selective checkpoints, groups of passes, modes that count.
 
 A block inside of a block watches the same functions, writes on the same nodes, and runs extra passes, too.
 """
@@ -10,10 +10,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 from origins import report_of
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests.zero_or_nan.ignoring.telling import ByOperators
 from zero_or_nan import explain, ignoring
+
+
+class Counts(TorchDispatchMode):
+    """Lets so many operators run, and no more."""
+
+    def __init__(self, left=1000):
+        super().__init__()
+        self.left = left
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.left -= 1
+        assert self.left >= 0
+        return func(*args, **(kwargs or {}))
+
 
 SAVED = [torch.ops.aten.mm.default, torch.ops.aten.where.self]
 
@@ -24,10 +39,12 @@ def forward(x, weight, scale):
     return torch.where(y > 0, y.exp(), (y * scale).square().sqrt())
 
 
-def step(scale):
+saving = functools.partial(create_selective_checkpoint_contexts, SAVED)
+
+
+def step(scale, context=saving):
     torch.manual_seed(0)
     weight, x = torch.randn(8, 24, requires_grad=True), torch.randn(2, 4, 8, requires_grad=True)
-    context = functools.partial(create_selective_checkpoint_contexts, SAVED)
     y = checkpoint(forward, x, weight, scale, use_reentrant=False, context_fn=context)
     y.sum().backward()
     return str([y, x.grad, weight.grad])
@@ -40,6 +57,15 @@ def test_selective_checkpoints(scale):
         watched = step(scale)
     assert watched == plain and report.ok == (scale != 0)
     assert [origin.operator for origin in report] == ["sqrt"][: scale == 0]
+
+
+def test_a_mode_that_may_run_once():
+    needs = Counts()
+    plain = step(0.0, lambda: (Counts(), needs))
+    with explain() as report:
+        watched = step(0.0, lambda: (Counts(), Counts(1000 - needs.left)))
+    assert watched == plain and not report.ok
+    assert not any(origin.is_sure for origin in report)
 
 
 # A backward in Python that can run only once runs once, and what is not found out for that is not told.

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from origins import failure, report_of, told
-from torch import ones, tensor
+from torch import nn, ones, tensor
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain, ignoring
@@ -162,6 +162,16 @@ def test_what_explain_makes_is_on_the_device_of_the_program():
         assert said() == expected
 
 
+def test_a_pack_is_unpacked_on_its_own_device():
+    rows, lengths, w = ones(3, 2, 4), tensor([3, 1]), ones(4, requires_grad=True)
+    rows[1:, 1] = torch.nan
+    packed = nn.utils.rnn.pack_padded_sequence(rows * w, lengths)
+    result = nn.GRU(4, 2)(packed)[0].data.sum()
+    with torch.device("meta"):
+        ignoring.backward(result)
+    assert w.grad.isfinite().all()
+
+
 # A graph that is captured.
 
 
@@ -204,6 +214,17 @@ def test_a_captured_graph_runs_once():
     x = tensor([0.0, 1.0], requires_grad=True)
     report = report_of(lambda: torch.where(x > 0, Graphed.apply(x).log(), 0).sum().backward())
     assert len(runs) == 1 and told(report) == [("undefined", "forward", "log")]
+
+
+def test_random_numbers_of_a_gpu_count(monkeypatch):
+    states = [tensor([1])]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(states))
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", states.__setitem__)
+    before = rerun.RandomState.now()
+    assert not before.has_changed()
+    states[0] = tensor([2])
+    assert before.has_changed()
 
 
 def test_what_fails_after_an_assert_is_no_mistake_of_ours(monkeypatch):

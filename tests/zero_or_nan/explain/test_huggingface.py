@@ -1,5 +1,6 @@
 """Hugging Face's Trainer with the callback: a bad batch stops the training and is explained; nothing else changes."""
 
+import functools
 import math
 
 import pytest
@@ -160,6 +161,12 @@ def test_what_the_filter_would_have_hidden(make, model, origin, filters):
     report = stopped(make(rows(2), ExplainCallback(), model=model(), logging_nan_inf_filter=filters))
     assert told(report) == [origin]
     assert (HIDDEN in str(report)) == (filters and model is Model)
+
+
+def test_a_method_that_the_user_put_on_the_trainer_stays(make):
+    trainer = make(rows(0), ExplainCallback())
+    trainer.training_step = step = functools.partial(Trainer.training_step, trainer)
+    assert told(failure(trainer.train)) == [LOG] and trainer.training_step is step
 
 
 class Once(TrainerCallback):

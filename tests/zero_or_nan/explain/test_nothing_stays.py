@@ -129,6 +129,12 @@ def test_ctrl_c_at_any_call_of_ours(run):
     assert count > 50
 
 
+def test_one_watch_is_entered_once():
+    watch = explain()
+    with watch, pytest.raises(RuntimeError, match="on already"):
+        watch.__enter__()
+
+
 def in_threads(function, *arguments):
     threads = [threading.Thread(target=function, args=[each]) for each in arguments]
     for thread in threads:
@@ -207,6 +213,14 @@ def test_a_pass_beside_compiled_autograd():
 
     report = report_of(step)
     assert [origin.operator for origin in report] == ["sqrt"] and x.grad.isinf().all()
+
+
+def test_a_proxy_among_the_variables_is_not_asked():
+    """As Flask's request outside of a request."""
+    proxy = type("Proxy", (), {"__class__": property(raises(RuntimeError("working outside of a request")))})
+    x = torch.zeros(2, requires_grad=True)
+    report = report_of(lambda: exec("x.sqrt().sum().backward()", {"x": x, "request": proxy()}))
+    assert [origin.operator for origin in report] == ["sqrt"]
 
 
 def test_no_tensor_is_kept():

@@ -304,6 +304,22 @@ def test_all_is_well(kind, make):
     assert same(plain.state(), state) and watched.called == 3
 
 
+def test_a_line_search_rejects_what_it_tried():
+    """The first trial overflows; LBFGS tries a shorter step, and all is well."""
+    losses, w = [], torch.full((2,), 2.0, requires_grad=True)
+    optimizer = OPTIM.LBFGS([w], lr=100, max_iter=5, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = w.square().exp().sum()
+        loss.backward()
+        losses.append(loss.item())
+        return loss
+
+    explain.on_failure(lambda: optimizer.step(closure).detach())()
+    assert inf in losses and w.isfinite().all()
+
+
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_a_closure_that_is_an_object_keeps_its_attributes_and_may_be_left_alone(evaluates):
     class Odd(Own):

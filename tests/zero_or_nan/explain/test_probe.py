@@ -252,6 +252,18 @@ def test_parameters_are_found_by_name_and_their_values_are_in_the_finding():
     assert not model(*finding.inputs).isfinite()
 
 
+def test_the_same_seed_gives_the_same_findings():
+    def loss_fn(x):
+        return F.dropout(x, 0.5).exp().sum().log()
+
+    reports = []
+    for _ in range(2):
+        torch.rand(1)  # the state of the random numbers outside of the search does not matter
+        reports.append(explain.probe(loss_fn, wants(1.0, -2.0, 3.0), seed=7))
+    assert not reports[0].ok and str(reports[0]) == str(reports[1])
+    assert "torch.manual_seed(7)" in reports[0].findings[0].test
+
+
 def test_errors_of_the_loss_are_the_users_on_the_example():
     for error, words, loss_fn, x, options in (
         (ValueError, "not a probability", careful, torch.zeros(4, requires_grad=True), {}),

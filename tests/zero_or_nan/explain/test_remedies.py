@@ -407,6 +407,7 @@ SITUATIONS = [
     ("undefined", "layer_norm", lambda: F.layer_norm(leaf(1.0, 1.0), (2,), eps=0)),
     ("undefined", "a spread of nothing", lambda: leaf(1.0, 2.0)[:0].std()),
     ("undefined", "a mean of nothing", lambda: F.nll_loss(leaf(1.0)[None], torch.tensor([-100]))),
+    ("undefined", "a mean of nothing", lambda: F.smooth_l1_loss(leaf(1.0)[:0], torch.zeros(0))),
     ("undefined", "a mean by weights of 0", lambda: F.cross_entropy(leaf([1.0]), torch.tensor([0]), torch.zeros(1))),
     ("overflow", "", lambda: leaf(100.0).cosh()),
     ("overflow", "large numbers", lambda: leaf(1e25, 1.0) * 1e15),

@@ -34,6 +34,13 @@ def gradient_of(function, entries=(1.0, 100.0), used=(True, False)):
     return x.grad
 
 
+def test_a_function_that_leaves_pytorch_is_plain_and_told_of():
+    gradient, (message,) = told(lambda: gradient_of(Exponential.apply))
+    assert gradient[0] == torch.tensor(1.0).exp() and gradient[1].isnan()
+    assert message.startswith("ignoring could not follow Exponential (calls numpy): from there on")
+    assert message.endswith("/chapters/operators-of-your-own.html")
+
+
 def test_several_results_inputs_without_gradient_and_unused_results():
     class Both(torch.autograd.Function):
         @staticmethod

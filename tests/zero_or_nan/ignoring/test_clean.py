@@ -7,6 +7,7 @@ from plainly import both, checkpointed, leaf, lost
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import register_multi_grad_hook
+from torch.masked import as_masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from zero_or_nan import ignoring
@@ -39,6 +40,13 @@ def fake_tensors(auto):
         y[:, 0] *= 2
         auto.backward(lost(F.layer_norm(y, (2,)).exp()))
         return [x.grad, w.grad]
+
+
+@clean
+def masked_tensors(auto):
+    x = torch.tensor([1.0, 2.0, 100.0], requires_grad=True)
+    auto.backward(as_masked_tensor(x, x < 50).exp().sum())
+    return x.grad
 
 
 @clean

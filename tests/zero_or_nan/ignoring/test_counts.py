@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 import torch
 from torch import nn
 
@@ -26,11 +27,26 @@ def test_rows_through_many_layers_are_counted_once():
     assert counted.functions.most_common(1)[0][0] == "Addmm"
 
 
+@pytest.mark.parametrize("function", [torch.log, torch.sqrt, torch.reciprocal], ids=lambda function: function.__name__)
+def test_a_derivative_that_is_infinite_where_the_value_saved_is_not(function):
+    x = torch.tensor([1.0, 0.0, 4.0, 0.0], requires_grad=True)
+    counted = backward_of(torch.where(x > 0, function(x), 0).sum())
+    assert (counted.entries, counted.rows, counted.of_rows) == (2, 2, 4)
+    assert torch.isfinite(x.grad).all()
+
+
 def test_what_the_loss_uses_is_not_counted():
     x = torch.tensor([[NAN, 1.0], [2.0, 3.0]])
     counted = backward_of(nn.Linear(2, 1)(x).sum())
     assert (counted.passes, counted.kept_clean, counted.entries) == (1, 0, 0)
     assert str(counted) == "nothing that is not finite was ignored, in 1 backward passes"
+
+
+def test_each_vector_of_a_batch_is_a_pass():
+    x = torch.tensor([1.0, 0.0, 4.0], requires_grad=True)
+    with ignoring.counting() as counted:
+        ignoring.grad(torch.where(x > 0, x.log(), 0), x, torch.eye(3), is_grads_batched=True)
+    assert (counted.passes, counted.kept_clean, counted.entries) == (3, 3, 3)
 
 
 def test_since_when():

@@ -61,6 +61,7 @@ CLEAN = {
     )(DETACHED, X),
     "jacrev of nothing": lambda f: f.jacrev(lambda x: x[:0])(X),
     "vjp": lambda f: f.vjp(lambda a, b: {"u": a @ b, "v": a.sin()}, X, W)[1]({"u": numbers(4, 5), "v": X}),
+    "vjp, aux": lambda f: f.vjp(lambda a: (a.sin(), a), X, has_aux=True)[2],
     "jacrev of grad": lambda f: f.jacrev(f.grad(lambda v: (v.exp() / v.exp().sum()).square().sum()))(B),
     "grad, of what is around": lambda f: f.grad(lambda v: f.grad(lambda u: (u * v).prod())(B).sum())(B + 1),
     "vmap of gradients": lambda f: torch.vmap(f.grad_and_value(loss), in_dims=(None, 0))(DETACHED, X),
@@ -179,6 +180,13 @@ def test_in_forward_mode():
 
 def exponential(x):
     return torch.where(x < 50, x.exp(), 0.0).sum()
+
+
+def test_in_inference_mode():
+    outside = torch.tensor([1.0, 100.0])
+    with torch.inference_mode():
+        for x in (outside, outside.clone()):
+            assert func.grad(exponential)(x).tolist() == [pytest.approx(math.e), 0.0]
 
 
 def test_what_is_not_followed_is_warned_about():

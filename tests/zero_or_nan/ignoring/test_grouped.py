@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from zero_or_nan import ignoring
+from zero_or_nan.functions.families.grouped import grouped_product
 
 
 def has_a_kernel():
@@ -113,3 +114,9 @@ def test_what_is_used_and_meets_nan_stays_nan(form):
     assert met.any()
     assert torch.equal(found.value.isnan(), met)
     torch.testing.assert_close(found.value[~met].double(), exact[~met], rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_of_two_cotangents_is_named():
+    two = ignoring.Cotangent(torch.ones(3, 4, 4), torch.ones(3, 4, 4, dtype=torch.bool))
+    with pytest.raises(ignoring.NotFollowed, match="two cotangents"):
+        grouped_product(torch.ops.aten._grouped_mm.default, two, two)

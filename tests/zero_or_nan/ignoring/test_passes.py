@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import random
 import warnings
 
 import pytest
@@ -12,9 +13,10 @@ from torch.autograd.graph import get_gradient_edge
 from torch.masked import MaskedTensor
 
 from zero_or_nan import ignoring
-from zero_or_nan.functions.graph import TELLS_OF_HOOKS
+from zero_or_nan.functions.graph import TELLS_OF_HOOKS, graph_from
 from zero_or_nan.ignoring import Cotangent
 from zero_or_nan.ignoring.engine import passes
+from zero_or_nan.ignoring.engine.attach import needed_from
 
 DICTS = "dict" in str(inspect.signature(torch.autograd.grad).parameters["inputs"])
 EDGES = "GradEdge" in str(inspect.signature(torch.autograd.backward).parameters["tensors"])
@@ -244,6 +246,24 @@ def test_a_dtype_without_masked_tensors_is_refused_before_the_graph_is_freed(dty
         with pytest.raises(ValueError, match=f"masked.*{dtype}; use"):
             ignoring.grad(loss, inputs, ignored="masked")
     assert ignoring.grad(loss, x)[0].tolist() == [2, 0]
+
+
+def test_the_nodes_are_those_that_the_engine_runs_and_no_hook_runs_to_find_them():
+    for seed in range(40):
+        draw, ran = random.Random(seed), set()
+        tensors = [leaf(1.0), leaf(2.0)]
+        for _ in range(12):
+            tensors.append(draw.choice(tensors) * draw.choice(tensors))
+        roots, inputs = [draw.choice(tensors[2:]) for _ in range(2)], draw.sample(tensors, 2)
+        for root in roots:
+            root.register_hook(lambda _, ran=ran: ran.add("a root"))
+        for node in graph_from(roots):
+            node.register_prehook(lambda _, ran=ran, node=node: ran.add(node))
+        needed = needed_from(roots, inputs)
+        assert not ran
+        torch.autograd.grad(roots, inputs, allow_unused=True)
+        captured = {tensor.grad_fn for tensor in inputs} | {node for node in needed if not node.next_functions}
+        assert ran - {"a root"} <= set(needed) <= ran | captured
 
 
 # A pass for some inputs looks at the nodes that PyTorch's engine runs for them, and at no others.

@@ -90,6 +90,16 @@ def test_an_ignored_place_does_not_matter(way, poison):
     torch.testing.assert_close(ours[0][0, 2], all_used[0][0, 2], rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_place_counts_where_a_channel_uses_it():
+    """Though its gradient is 0, in an image of one colour."""
+    image = torch.ones(2, 3, 5, 6)
+    image[0, 0, 0] = nan
+    grid = torch.full((2, 1, 2, 2), 0.1).requires_grad_()  # away from that row
+    output = grid_sample(image, grid, align_corners=False)
+    (masked,) = ignoring.grad(output[0, 1, 0, 0], grid, ignored="masked")
+    assert masked.get_mask().tolist() == [[[[True, True], [False, False]]], [[[False, False], [False, False]]]]
+
+
 @pytest.mark.parametrize("poison", [nan, inf, 3e38])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 def test_an_image_counts_that_is_used_at_a_place_that_is_no_number(mode, poison):

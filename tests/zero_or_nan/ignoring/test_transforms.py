@@ -8,9 +8,12 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fw
 import torch.nn.functional as F
+from telling import told
 from torch import Tensor
+from torch._vmap_internals import _vmap
 from torch.autograd import functional
 from torch.func import grad, hessian, jacfwd, jvp, vmap
+from torch.testing._internal.logging_tensor import LoggingTensor
 
 from zero_or_nan import ignoring
 
@@ -119,6 +122,7 @@ def guard(x):
 VECTORS = torch.tensor([[1.0, 1.0], [2.0, 3.0], [0.0, 1.0]])
 OVER = {
     "vmap": lambda of: vmap(of)(VECTORS),
+    "vmap of vmap": lambda of: vmap(vmap(of))(VECTORS[None])[0],
 }
 
 
@@ -158,3 +162,38 @@ def test_a_transform_that_hides_the_numbers_is_refused(inside, values):
     x = torch.tensor(values, requires_grad=True)
     with pytest.raises(RuntimeError, match=instead):
         call(x, guard(x))
+
+
+def test_what_does_not_depend_on_the_transformed_numbers_is_no_reason_to_refuse():
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    loss = guard(x).sum()
+    slope = grad(lambda v: (v * ignoring.grad(loss, x)[0]).sum())(torch.ones(2))
+    assert slope.tolist() == pytest.approx([math.e, 0.0])
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_what_the_private_vmap_hides_is_warned_about(create_graph):
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    with pytest.warns(UserWarning, match="a tensor inside of torch.vmap"):
+        _vmap(lambda v: ignoring.grad(guard(x), x, v, create_graph=create_graph)[0])(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: guard(x * w),
+        lambda x, w: (x * w).exp().softmax(0)[:1],
+        lambda x, w: F.layer_norm((x * w).exp(), (2,))[:1],
+        lambda x, w: (x[:, None] @ w[None]).exp()[:1],
+    ],
+)
+def test_a_plain_cotangent_for_tensors_of_a_subclass(function, create_graph):
+    x = LoggingTensor(torch.tensor([1.0, 100.0])).requires_grad_()
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = function(x, w)
+    plain = torch.autograd.grad(y, [x, w], torch.ones(y.shape), retain_graph=True)
+    ours, messages = told(lambda: ignoring.grad(y, [x, w], torch.ones(y.shape), create_graph=create_graph))
+    assert all("could not follow" in message for message in messages)
+    assert all(type(o) is type(p) for o, p in zip(ours, plain, strict=True))
+    assert messages or all(bool(o.elem.isfinite().all()) for o in ours)
