@@ -91,12 +91,26 @@ def huge_reward_in_the_second_step(lr):
     return training(optimizer, lambda n: (model(x) - (1e25 if n == 1 else 1.0)).square().mean())
 
 
+def weights_that_grow_while_the_loss_falls(lr):
+    """Separable classes: the weights grow a thousandfold, the loss falls, and then 1 − p is 0 and its log −inf."""
+    w = torch.full((2,), 0.01, requires_grad=True)
+    x = torch.tensor([[1.0, 2.0], [2.0, 1.0], [-1.0, -2.0], [-2.0, -1.0]])
+    y = torch.tensor([1.0, 1.0, 0.0, 0.0])
+
+    def loss_of(_):
+        p = (x @ w).sigmoid()
+        return -(y * p.log() + (1 - y) * (1 - p).log()).mean()
+
+    return training(torch.optim.Adam([w], lr), loss_of)
+
+
 RUNS = {  # what is expected, the learning rate, and one with which the run stays finite
     features_that_were_not_scaled: ("diverges", 0.01, 1e-7),
     adam_at_a_large_rate: ("diverges", 30.0, 1e-3),
     updates_by_hand: ("diverges", 1e6, 1e-4),
     bad_batch_that_moves_the_weights: ("jumped", 0.01, None),
     huge_reward_in_the_second_step: ("no", 0.01, None),
+    weights_that_grow_while_the_loss_falls: ("no", 3.0, None),
 }
 
 
