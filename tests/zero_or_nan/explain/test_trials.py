@@ -283,6 +283,9 @@ ADVICE = {  # as above, where no line of the program is replaced
     "changed in the branch of the later line": loop(
         "q = x * 1\np = q.softmax(-1)\nif True:\n    q = q / 100\n    loss = -p.log()[1]"
     ),
+    "changed by a function": loop(
+        "q = x * 1\ndef f():\n    global q\n    q = q / 100\np = q.softmax(-1)\nf()\nloss = -p.log()[1]"
+    ),
     "in an object that has changed": loop(
         "class Q:\n    h = x\ndef f():\n    Q.h = x / 100\np = Q.h.softmax(-1)\nf()\nloss = -p.log()[1]"
     ),
