@@ -81,6 +81,9 @@ CASES = {
         leaf(0.0, 0.25), lambda x: [a := x.sqrt(), torch.where(a < 1e-4, 1 - x / 6, a.sin() / a).sum().backward()],
         [("contaminated", "forward", "div", [(0,)])],
     ),
+    "nansum leaves a NaN out": (
+        leaf(-1.0, 0.0, 2.0), lambda x: x.log().nansum().backward(), [("undefined", "forward", "log", [(1,)])],
+    ),
     "a vector that is not finite": (
         leaf(1.0, 2.0), lambda x: (x * 2).backward(torch.tensor([1.0, inf])),
         [("bad input", "forward", "backward", [(1,)])],
