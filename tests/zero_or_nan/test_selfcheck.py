@@ -66,15 +66,6 @@ def test_the_json_says_that_all_is_as_recorded_and_nothing_of_whose_machine_it_i
     assert not any(name in printed for name in (os.uname().nodename, str(Path.home()), sys.prefix))
 
 
-def test_two_runs_print_the_same_bytes(few, capsys):
-    printed = []
-    for seed in (5, 6):
-        torch.manual_seed(seed)
-        command.main(["--device", "cpu", "--json"])
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
-
-
 def crash(*args, **kwargs):
     raise RuntimeError
 
@@ -194,13 +185,12 @@ def test_what_a_library_prints_stays_out_of_the_json_and_ctrl_c_ends_it(few, mon
     assert printed.out == "" and printed.err == "Intel oneMKL ERROR\n\ninterrupted\n"
 
 
-@pytest.mark.parametrize("name", ["meta", "nonsense"])
-def test_a_device_that_is_not_here_is_wrong_use(name, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        command.main(["--device", name])
-    told = capsys.readouterr()
-    assert stopped.value.code == 2 and told.out == ""
-    assert f"no device {name!r} here" in told.err and "use --device " in told.err
+def test_a_device_that_is_not_here_is_wrong_use(capsys):
+    for name in ("meta", "nonsense"):
+        with pytest.raises(SystemExit, match="2"):
+            command.main(["--device", name])
+        told = capsys.readouterr()
+        assert told.out == "" and f"no device {name!r} here" in told.err and "use --device " in told.err
 
 
 def test_the_default_is_an_accelerator_where_there_is_one(monkeypatch):

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from zero_or_nan import explain
-from zero_or_nan.explain.report.course import EXPLODED, GROWN, Course, largest
+from zero_or_nan.explain.report.course import EXPLODED, GROWN, Course
 
 WORDS = {"the training diverged": "diverges", "perhaps the training diverges": "diverges", "the loss jumped": "jumped"}
 MOST = 80
@@ -214,14 +214,6 @@ def test_a_step_that_changes_its_parameters_itself_leaves_no_trace_from_the_seco
     report = failure(step, bad)
     assert torch.equal(w, before) and not report.notes
     assert [origin.operator for origin in report] == ["log"]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
-def test_the_largest_of_parameters(dtype):
-    one, other = torch.tensor([[1.0, -3.0]]).to(dtype), torch.tensor(2.0).to(dtype)
-    assert largest([one, other, torch.arange(5), torch.empty(0)]) == 3
-    assert largest([one, other.clone().fill_(nan)]) is None
-    assert largest([torch.arange(5)]) is None
 
 
 FAR = 2 * GROWN

@@ -79,8 +79,6 @@ def test_nothing_is_told_of_them_and_the_watch_goes_on(program):
 
 
 class Counting(torch.Tensor):
-    """A subclass that looks at every function."""
-
     seen = 0
 
     @classmethod
@@ -89,19 +87,18 @@ class Counting(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def test_subclasses():
+def test_a_subclass_that_counts_sees_as_many_functions():
     def run():
         Counting.seen = 0
         x = torch.tensor([1.0, 0.0]).as_subclass(Counting).requires_grad_()
         loss = torch.where(x > 0, x.log(), x * 0).sum()
         loss.backward()
-        return Counting.seen, type(loss), torch.Tensor(x.grad)
+        return Counting.seen, type(loss), str(torch.Tensor(x.grad))
 
     plain = run()
     with explain() as report:
-        watched = run()
+        assert run() == plain
     assert told(report) == SPOILT
-    assert plain[:2] == watched[:2] and torch.equal(plain[2].nan_to_num(7), watched[2].nan_to_num(7))
 
 
 SCRIPT = """
@@ -141,15 +138,14 @@ def in_parallel():
 def shared(last):
     return distribute_tensor(torch.tensor([[1.0, 2.0], [last, 4.0]]), mesh, [Shard(0)]).requires_grad_()
 
-def multiplied(last, function):
+def multiplied():
     # Only one process has the NaN, and the product needs both: to run it again would wait forever.
-    (function(shared(last).detach()) @ shared(3.0)).sum().backward()
+    x = shared(0.0).detach()
+    ((x / x) @ shared(3.0)).sum().backward()
 
 reported("DDP, clean", in_parallel)
 tell("notes", str(reported("DDP", lambda: model(rows).sum().backward())))
-reported("DTensor", lambda: shared(0.0).sqrt().sum().backward())
-reported("product of NaN", lambda: multiplied(0.0, lambda x: x / x))
-reported("product", lambda: multiplied(3e38, lambda x: x * 1))
+reported("product", multiplied)
 reported("gathered", lambda: shared(0.0).log().full_tensor().square().sum().backward())
 
 def step(x):
@@ -171,19 +167,19 @@ def kept(name, call):
         raised = [origin.rank for origin in error.report], "see the other ranks" in str(error)
     tell(name, [raised, str(list(model.parameters())) == before, agrees()])
 
-def watched(x):
+def watched():
     with explain(on_nan="raise"):
-        step(x)
+        step(rows)
 
-def alone(x):
+def alone():  # a limit that the docstring states
     with explain(on_nan="raise"), model.no_sync():
-        model(x).sum().backward()
+        model(rows).sum().backward()
 
 optimizer.zero_grad()
-kept("raise", lambda: watched(rows))
+kept("raise", watched)
 kept("on_failure", lambda: explain.on_failure(step)(rows))
 kept("on_failure, clean", lambda: explain.on_failure(step)(good))
-kept("no_sync", lambda: alone(rows))
+kept("no_sync", alone)
 distributed.destroy_process_group()
 """
 
@@ -196,39 +192,29 @@ def test_the_result_of_a_collective_is_not_read():
 
 def test_several_processes(tmp_path):
     """Each tells its own origins, with its rank. On a failure all raise together, and none waits for another."""
-    names = ["DDP, clean", "notes", "DDP", "DTensor"]
-    names += ["product of NaN", "product", "gathered", "raise", "on_failure", "on_failure, clean", "no_sync"]
+    names = ["DDP, clean", "notes", "DDP", "product", "gathered", "raise", "on_failure", "on_failure, clean", "no_sync"]
     first, second = results_of_two(SCRIPT, tmp_path / "store", names)
     for rank, found in enumerate((first, second)):
         assert found["DDP, clean"] == [["undefined", "backward", "sqrt", rank, ""]]
-    assert first["DDP"] == [] and second["DDP"] == [["bad input", "forward", "linear", 1, "0"]]
+    assert first["DDP"] == first["product"] == [] and second["DDP"] == [["bad input", "forward", "linear", 1, "0"]]
     assert first["notes"].startswith("a gradient is not finite, and it came from another process (one backward pass")
     assert "see the other ranks" in first["notes"]
-    assert first["DTensor"] == [] and second["DTensor"] == [["undefined", "backward", "sqrt", 1, ""]]
-    assert first["product of NaN"] == [] and second["product of NaN"] == [["undefined", "forward", "div", 1, ""]]
-    assert first["product"] == [] and second["product"] == [["bad input", "forward", "matmul", 1, ""]]
+    assert second["product"] == [["undefined", "forward", "div", 1, ""]]
     assert first["gathered"] == [["bad input", "forward", "Redistribute", 0, ""]]
     assert second["gathered"] == [["undefined", "forward", "log", 1, ""]]
     for name in ("raise", "on_failure"):
-        assert first[name] == [[[], True], True, True]
-        assert second[name] == [[[1], False], True, True]
+        assert (first[name], second[name]) == ([[[], True], True, True], [[[1], False], True, True])
     assert first["on_failure, clean"] == second["on_failure, clean"] == [None, False, True]
-    assert first["no_sync"][0] is None and second["no_sync"][0] == [[1], False]  # a limit that the docstring states
+    assert first["no_sync"][0] is None and second["no_sync"][0] == [[1], False]
 
 
-USES = {
-    "product": lambda a, w: a @ w,
-    "dense": lambda a, w: a.to_dense() * w,
-}
-
-
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", [lambda a, w: a @ w, lambda a, w: a.to_dense() * w], ids=["product", "dense"])
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
 def test_data(layout, use):
     """NaN in the data is bad input; nothing else is told."""
     adjacency = torch.tensor([[1.0, nan, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]]).to_sparse(layout=layout)
     weight = torch.ones(3, 3, requires_grad=True)
-    (origin,) = report_of(lambda: USES[use](adjacency, weight).sum().backward())
+    (origin,) = report_of(lambda: use(adjacency, weight).sum().backward())
     assert (origin.kind, origin.phase, origin.count) == ("bad input", "forward", 1)
     assert "the loss" in origin.reached and "nan in adjacency" in origin.operands
     assert (origin.entries, origin.shape) == (([(2,)], (4,)) if layout is torch.sparse_csc else ([(0, 1)], (3, 3)))
@@ -253,9 +239,8 @@ def test_what_is_made_before_and_in_a_sparse_tensor(layout):
 @pytest.mark.parametrize("change", ["mul_", "add_", "zero_", "copy_"])
 def test_in_place(change):
     """Sparse tensors that are changed may have their numbers elsewhere afterwards."""
-    sparse = torch.eye(2).to_sparse()
-    weight = torch.ones(2, 1, requires_grad=True)
-    other = {"mul_": [2], "add_": [torch.eye(2).to_sparse()], "copy_": [torch.eye(2).to_sparse()], "zero_": []}[change]
+    sparse, weight = torch.eye(2).to_sparse(), torch.ones(2, 1, requires_grad=True)
+    other = {"mul_": [2], "zero_": []}.get(change, [torch.eye(2).to_sparse()])
     with explain() as report:
         sparse.mul_(3e38).mul_(2)
         getattr(sparse, change)(*other)
@@ -267,9 +252,8 @@ def test_in_place(change):
 def test_gradients_of_embeddings(make):
     """A sparse gradient is reached; the loss is finite."""
     table = make(4, 2, sparse=True)
-    words = torch.tensor([[1, 2]])
     nn.init.zeros_(table.weight)
     with explain() as report:
-        rows = table(words)
+        rows = table(torch.tensor([[1, 2]]))
         torch.where(rows > 0, rows.log(), rows).sum().backward()
     assert told(report) == [("contaminated", "forward", "log")] and report.origins[0].reached == ["weight"]

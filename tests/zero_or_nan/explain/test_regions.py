@@ -91,19 +91,6 @@ class Checkpointed(nn.Sequential):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
-def twice_through_a_graph(compiled):
-    root = compiled(lambda x: (x * 2).sqrt().sum())
-
-    def run():
-        x = at_0()
-        loss = root(x)
-        loss.backward(retain_graph=True)
-        x.grad = None
-        loss.backward()
-
-    return run
-
-
 def selected_outside(log):
     x = at_0()
     return torch.where(x > 0, log(x), 0.0)
@@ -128,15 +115,12 @@ PROGRAMS = {
         lambda: nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.LayerNorm(3), nn.Linear(3, 1)),
         lambda model, x: model(x)[[0, 2, 3]], bad=inf,
     ),
-    "in a module": of_model(lambda: net(SafeLog())),
     "a checkpoint around": of_model(
         lambda: nn.Sequential(nn.Linear(3, 3), SafeLog()),
         lambda model, x: checkpoint(model, x, use_reentrant=False),
     ),
-    "dropout": of_model(lambda: nn.Sequential(nn.Linear(3, 9), nn.Dropout(), SafeLog())),
     "in backward": of(lambda x: (x * 2).sqrt().sum()),
     "a checkpoint inside": of_model(lambda: Checkpointed(nn.Linear(3, 3), SafeLog())),
-    "twice through a graph": twice_through_a_graph,
     "clean": of_model(lambda: net(nn.Identity())),
 }  # fmt: skip
 

@@ -20,10 +20,8 @@ CASES = {
     "product of two weights of a softmax": (
         lambda x: torch.logaddexp(x / 2 + 1, -2 * x), [0.4, -60.0], 2, "overflow", "second derivative is 1.219e-64"
     ),
-    "norm of small numbers": (torch.norm, [1e-25, 2e-25], 2, "overflow", "second derivative is 3.57771e24"),
     "too large itself": (torch.log, [1.0, 1e-25], 2, "overflow", "second derivative is -1e50: float32 ends at"),
     "third derivative": (torch.log, [1.0, 1e-14], 3, "overflow", "third derivative is 2e42: float32 ends at"),
-    "root of 0": (torch.sqrt, [1.0, 0.0], 2, "undefined", ""),
     "power of 0 with a slope": (lambda x: x**1.5, [1.0, 0.0], 2, "undefined", ""),
 }  # fmt: skip
 

@@ -14,20 +14,15 @@ ONE = (None, None, "of equal elements, {} takes one")
 SHARED = ("undefined", 0.5, "of equal elements, {} uses all by PyTorch's convention")
 TIES = {
     "relu": (F.relu, IGNORED),
-    "hardtanh": (lambda y: F.hardtanh(y, 0, 1), IGNORED),
     "relu of a view": (lambda y: y[:, None].relu(), IGNORED),
-    "relu of a product": (lambda y: (-2 * y / 3).relu(), IGNORED),
     "clamp": (lambda y: y.clamp(0, 3), CLAMPED),
     "clamp_max": (lambda y: y[:1].clamp_max(0), CLAMPED),
     "max": (lambda y: torch.stack([ZEROS, y]).max(0).values, ONE),
-    "sort": (lambda y: torch.stack([ZEROS, y]).sort(0).values[1], ONE),
     "max_pool2d_with_indices of rows": (lambda y: F.max_pool1d(torch.stack([ZEROS, y]).T[None], 2), ONE),
-    "maximum": (lambda y: torch.maximum(y, ZEROS), SHARED),
     "amax": (lambda y: torch.stack([ZEROS, y]).amax(0), SHARED),
 }
 NO_TIE = {
     "below the kink": lambda y: (y - 1).relu(),
-    "hidden by where": lambda y: torch.where(y > 0, y, 0),
     "of a sum": lambda y: (y + 1).clamp_max(0.5),
     "not at its end": lambda y: y.clamp(-1, 5),
     "abs": torch.abs,

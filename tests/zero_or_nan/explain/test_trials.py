@@ -22,10 +22,6 @@ HALF = "float16"
 # expression of x (None: the gradient of the program in float64), and the dtype of x.
 WRITTEN = {
     "softmax": (SHORT, "p = x.softmax(-1)\nloss = -torch.log(p)[1]", "\nloss = -F.log_softmax(x, dim=-1)[1]"),
-    "likelihood by hand": (
-        ROWS, "y = torch.tensor([1, 0])\np = F.softmax(x, dim=1)\nloss = -torch.log(p[torch.arange(2), y]).mean()",
-        "as in float64\nloss = -F.log_softmax(x, dim=1)[torch.arange(2), y].mean()",
-    ),
     "a norm in float16": (
         [300.0, 1.0], "s = x * x\nloss = s.sum().sqrt()", "\nloss = torch.linalg.vector_norm(x)", None, HALF
     ),
@@ -34,9 +30,6 @@ WRITTEN = {
         [200.0, 0.5], "p = x.sigmoid()\nloss = -torch.log(1 - p).sum()",
         "and its exact value is -200: 1 - p in line 5 is 1.3839e-87, and float32 has nothing so small and gives 0; "
         "float64 loses it, too\n# tried", "x.sigmoid()",
-    ),
-    "a quotient": (
-        [40.0, 0.5], "s = x.sigmoid()\nloss = (1 / (1 - s)).sum()", "value is 2.35385e17: 1 - s in line 5", "x.exp()"
     ),
     "tanh": (
         [20.0, 0.5], "t = x.tanh()\nloss = torch.log(1 - t**2).sum()", "float64 loses it, too\n# tried", "-2 * x.tanh()"
@@ -47,12 +40,6 @@ WRITTEN = {
     "only rounded": (
         [1e-4], "c = torch.cos(x)\nloss = torch.acos(c).sum()",
         "overflow and its exact derivative is 1: float32 loses a number on the way to it\n# tried on your numbers, in",
-    ),
-    "of the element that failed": (
-        [1.0, 2.0, 1e-30], "loss = (x * x).sqrt().sum()", "and its exact derivative is 1: x * x in line 4 is 1e-60, "
-    ),
-    "lost on the way": (
-        [4e-13, 1e-13], "loss = 1 - (x.mean() / torch.sqrt((x * x).mean() ** 2))", "in float64: value 2.94118e12, "
     ),
     "a second derivative": (
         [0.4, -60.0], "y = torch.logaddexp(x / 2 + 1, -2 * x)\n"
@@ -65,14 +52,6 @@ WRITTEN = {
         "\n# a choice: 0.0001, because float16 rounds 1e-8 to 0. Tried on your numbers: value -9.21094, "
         "gradient 10000\nloss = torch.log(x + 0.0001).sum()", "1 / (x + 1e-4)", HALF,
     ),
-    "eps of a norm, in float32 since": (
-        LENGTHS, "n = x / (x.norm(dim=1, keepdim=True) + 1e-8)\nloss = n.float().sum()",
-        "\nn = x / (x.norm(dim=1, keepdim=True) + 0.0001)", "torch.tensor([[1e4, 1e4], [0.032, -0.024]])", HALF,
-    ),
-    "eps of clamp_min": (
-        [0.0, 0.0], "loss = (x / x.sum().clamp_min(1e-8)).sum()", "\nloss = (x / x.sum().clamp_min(0.0001)).sum()",
-        "x + 1e4", HALF,
-    ),
     "eps in bfloat16": (
         [0.0, 0.0], "loss = (x / (x.sum() + 1e-45)).sum()", "\nloss = (x / (x.sum() + 1e-7)).sum()", "x + 1e7",
         "bfloat16",
@@ -83,10 +62,6 @@ WRITTEN = {
         "loss = torch.sqrt(x.float() + 1e-8).sum()", "torch.tensor([5e3, 0.5])", HALF,
     ),
     # A gradient arrives in float16 even if the line runs in float32. The slope of normalize at 0 is 1e12.
-    "a slope that fits float16": (
-        LENGTHS, "loss = F.normalize(x, dim=1).sum()", "\n# a choice: a vector of 0 stays 0, with a slope of 1000. ",
-        "torch.tensor([[1e3, 1e3], [0.032, -0.024]])", HALF,
-    ),
     "a gradient that fits float16": (
         [300.0], "s = x**4\nloss = (s.float() * 1e-5).sum()", "\ns = x.float()**4", "4e-5 * x**3", HALF
     ),
@@ -108,10 +83,6 @@ WRITTEN = {
         [[1.0]], "with torch.autocast('cpu', dtype=torch.bfloat16):\n    q = F.linear(x, torch.full((12, 1), 1e-5))\n"
         "    loss = torch.prod(q).log()", "\nq = F.linear(x.double(), torch.full((12, 1), 1e-05).double())",
         "x * 0 + 12",
-    ),
-    "behind a view": (
-        [[1.0, 2.0]], "with torch.autocast('cpu', dtype=torch.float16):\n    q = x * 300\n"
-        "    s = (\n        q @ q.T\n    )\nloss = (s * 1e-6).sum()", "\nq = x.double() * 300", "0.18 * x",
     ),
     "all that a function reads": (
         [[2.0]], "def attend(q, k, v):\n    kv = k.T @ v\n    z = 1 / (q @ k.sum(0))\n"
@@ -158,22 +129,10 @@ WRITTEN = {
         "\ns, v = torch.linalg.eigh(x.double() + 1e-8 * ", "x * 0 + 0.5",
     ),
     # Somebody has to choose.
-    "-inf and -inf": (
-        [1.0], "loss = torch.logaddexp(torch.logaddexp(x * 0 - torch.inf, x - torch.inf), x).sum()",
-        "value -inf, gradient 0\n", "x * 0 + 1",
-    ),
-    "a row of -inf": (
-        [1.0, 2.0], "loss = torch.stack([x - torch.inf, x]).logsumexp(1).logsumexp(0)", "value -inf, gradient 0\n",
-        "x.softmax(0)",
-    ),
     "a class without smoothing": (
         [[1.0, 2.0, 0.5]], "s = x.masked_fill(torch.tensor([False, False, True]), -torch.inf)\n"
         "loss = F.cross_entropy(s, torch.tensor([0]), label_smoothing=0.1)", "gets no part of the smoothing. ",
         "torch.tensor([[-0.673357, 0.673357, 0]])",
-    ),
-    "a view in the middle of the line": (
-        [16.2, -2.6], "y = F.log_softmax(x[None], dim=1).gather(1, torch.tensor([[0]])).squeeze(-1).mean()\n"
-        "loss = torch.log1p(-torch.exp(y))", "\ny = F.log_softmax(x.double()[None], dim=1).gather(1, ",
     ),
     "a negative target": (
         [0.5, 2.0], "loss = F.kl_div(x, torch.tensor([1.25, -0.25]), reduction='sum')",
@@ -183,10 +142,6 @@ WRITTEN = {
         LENGTHS, "loss = (x**2).sum(-1).sqrt().sum()", "\n# a choice: the slope of a length of 0 is 0. ",
         "torch.tensor([[0, 0], [0.6, 0.8]])",
     ),
-    "the choice that can be written": (
-        LENGTHS, "n = (x.mul(1) ** 2).sum(-1)\nloss = n.sqrt().sum()",
-        "\nloss = torch.where(n == 0, 0, torch.where(n == 0, 1, n).sqrt()).sum()", "torch.tensor([[0, 0], [0.6, 0.8]])",
-    ),
     "in place": (
         LENGTHS, "n = x.detach() * 1\nn.div_(n.norm(dim=1, keepdim=True))\nloss = (n * x).sum()",
         "\nb = n.norm(dim=1, keepdim=True)\nn.copy_(torch.where(b == 0, 0, n / ", "torch.tensor([[0, 0], [0.6, 0.8]])",
@@ -194,9 +149,6 @@ WRITTEN = {
     "of a pass before": (
         [1.0], "r = torch.zeros(1) / torch.zeros(1)\n(x * 1).sum().backward()\nloss = (x * r).sum()\nloss.backward()",
         "\n# a choice: a / 0 is 0", "x * 0 + 1",
-    ),
-    "a / 0": (
-        [0.0, 2.0], "loss = (x / torch.tensor([0.0, 4.0])).sum()", "\n# a choice: a / 0 is 0", "torch.tensor([0, 0.25])"
     ),
     "what follows is right by this choice alone": (
         [0.0], "v = (2 + x) / (x * 0 + 0)\nloss = torch.tanh(v).sum() * x.sum()",
@@ -206,17 +158,9 @@ WRITTEN = {
         [0.0, 1.0], "with torch.no_grad():\n    w = x.sqrt() * x / x.sum().sub(1)\nloss = (w * x).sum()",
         "Tried on your numbers", "x * 0",
     ),
-    "no gradient where the program has none": (
-        SHORT, "with torch.no_grad():\n    p = x.softmax(-1)\nloss = (torch.log(p) * x).sum()",
-        "in float64: value -199, and finite gradients\np = x.double().softmax(-1)",
-    ),
     "inside of no_grad": (
         SHORT, "with torch.no_grad():\n    p = torch.log(x.softmax(-1))\nloss = (p * x).sum()",
         "\np = F.log_softmax(x, dim=-1)",
-    ),
-    "backward under no_grad": (
-        [1.0, 2.0], "p = (x * 300).softmax(0)\nloss = (p * p.log()).sum()\nwith torch.no_grad():\n    loss.backward()",
-        "overflow and its exact value is -300: ",
     ),
     "an operand that changed since is not used": (
         [-200.0, 1.0], "y = x * 1\np = torch.sigmoid(y)\nloss = p.log().sum()\ny.fill_(3)",
@@ -235,10 +179,6 @@ WRITTEN = {
     "a name that is taken": (
         [[0.0, 1.0]], "p = x * 1\nloss = torch.sqrt(p[:, 0] * 2).sum()", "\nx_ = p[:, 0] * 2\n", "x * 0"
     ),
-    "a name of a target that is taken": (
-        [1.0, 2.0], "y = torch.tensor([3.0, torch.nan])\nknown = target = torch.ones(2)\n"
-        "loss = F.mse_loss(x * 1, y + 0) * known.sum()", "\nknown_ = ~target_.isnan()\n", "torch.tensor([-8, 0])",
-    ),
     "a name in a function that is taken": (
         [1.0, 2.0], "b = torch.ones(2)\ndef f(a):\n    def g():\n        return a / (x * 0) + b_\n"
         "    b_ = a.sum()\n    return g()\nloss = f(x).sum()", "\nb__ = x * 0\n", "x * 0 + 2",
@@ -246,10 +186,6 @@ WRITTEN = {
     "of another call in the line": (
         [[1.0, 2.0]], "w = torch.full((2, 1), 4e4).half()\ns, t = x @ w, x * 1\n"
         "loss = s.float().sum() * 1e-6 + t.sum()", "\ns, t = x.float() @ w.float(), x * 1", "x * 0 + 1.04", HALF,
-    ),
-    "the same tensor in each turn": (
-        [400.0, 1.0], "loss = 0\nfor q in [x, x / 100]:\n    p = q.softmax(-1)\n    loss = loss - p.log()[1]",
-        "\nloss = loss - F.log_softmax(q, dim=-1)[1]",
     ),
     "the same tensor behind a with": (
         [400.0, 1.0], "loss = 0\nq = x * 1\nwith torch.enable_grad():\n    p = q.softmax(-1)\nfor _ in range(2):\n"
@@ -263,10 +199,6 @@ WRITTEN = {
     "behind a statement": (
         [0.0, 1.0], "y = x * 1\ny = y * 2; loss = torch.sqrt(y * 3).sum()",
         "\ny = y * 2; loss = torch.where(y * 3 == 0", "torch.tensor([0, 1.5**0.5])",
-    ),
-    "a line in the middle of a statement": (
-        [0.0, 1.0], "loss = (\n    torch.sqrt(x * 2)\n).sum()", "\ntorch.where(x * 2 == 0",
-        "torch.tensor([0, 0.5**0.5])",
     ),
     "what is around a choice": (
         [3.0], "loss = (x + x.std() * 2).sum()", "(x + (x.std() if x.numel() > 1 else 0 * x.sum()) * 2)", "x * 0 + 1"
@@ -313,21 +245,9 @@ BOUND = "A bound keeps it finite"
 MEANT = "the mistake before this line. A clamp hides it, unless it is a rounding. If it is meant:\n#   # a choice: "
 ADVICE = {  # as above, where no line of the program is replaced
     "a negative number": ([0.5, 2.0], "loss = (x - 1).log().sum()", MEANT),
-    "a negative base": ([0.5, 2.0], "loss = ((x - 1) ** 2.3).sum()", MEANT),
-    "a negative rate": (
-        [-0.5, 2.0], "loss = F.poisson_nll_loss(x, torch.ones(2), log_input=False, reduction='sum')", MEANT
-    ),
     "erf": ([8.0, 0.5], "loss = torch.log(1 - torch.erf(x)).sum()", EXISTS),
-    "underflow": (
-        [-800.0], "loss = torch.log(F.softplus(x)).sum()",
-        "overflow and its exact value is -800: float32 loses a number on the way to it; float64 loses it, too\n",
-    ),
     "of many elements": ([40.0] * 3000, "s = x.sigmoid()\nloss = (1 / (1 - s) ** 2).sum()", EXISTS),
     # In float64, 1 - sigmoid(36.5) is 1.1e-16 in place of 1.4e-16.
-    "float64 rounds it": (
-        [36.5], "s = x.sigmoid()\nloss = (1 / (1 - s) ** 2).sum()",
-        "value is 5.05239e31: 1 - s in line 5 is 1.40686e-16, and in float32 rounding gives 0\n# what is often written",
-    ),
     "a number that is lost": (
         [-110.0, 1.0], "std = F.softplus(x)\nz = torch.ones(2) / std\nz.sum().backward()",
         "and its exact value is 5.92097e47: softplus(-110) in line 4 is 1.68891e-48, and float32 has nothing so small "
@@ -337,10 +257,6 @@ ADVICE = {  # as above, where no line of the program is replaced
     "a line that makes numbers larger each time": (
         [1.0, 2.0], "h = x * 1\nfor _ in range(60):\n    h = h * 1e4\nloss = h.sum()",
         "; the calls of this line before it gave up to 2e28, 2e32, 2e36\n",
-    ),
-    "a line that was harmless before": (
-        [1.0, 2.0], "h = x * 1\nfor _ in range(60):\n    h = h * (-1e39 if h.max() > 1 else 1)\nloss = h.sum()",
-        "value is -1e39: float32 ends at 3.4e38\n",
     ),
     "a gradient that does not fit float16": (
         [300.0], "s = x.half()**4\nloss = (s.float() * 1e-2).sum()", NOT_IN_FLOAT32
@@ -362,23 +278,12 @@ ADVICE = {  # as above, where no line of the program is replaced
     "a loss of the vectors themselves": (
         [[2.0, 0.0], [0.0, 2.0]], "u, _, _ = torch.linalg.svd(x)\nloss = u[0, 1] + u[0, 0]", "svdvals(x)"
     ),
-    "an operand that means another tensor": (
-        [-200.0], "y = x * 1\ny = torch.sigmoid(y)\ny.log().sum().backward()",
-        "\n# in place of log in line 6\n# x_ is an operand of sigmoid in line 5\nF.logsigmoid(x_)",
-    ),
     "a call that would run a second time": (
         [-200.0], "y = torch.sigmoid(x.mul(1))\ny.log().sum().backward()", "\nF.logsigmoid(x_)"
-    ),
-    "a call in a loop of its own": (
-        [0.0, 1.0], "loss = sum(torch.sqrt(q.mul(2)).sum() for q in [x])\n(loss * 1).backward()",
-        "\ntorch.where(x_ == 0, 0, torch.where(x_ == 0, 1, x_).sqrt())",
     ),
     "of the turn before": loop(
         "last = None\nfor q in [x, x / 100]:\n    p = q.softmax(-1)\n"
         "    loss = loss - (0 if last is None else last.log()[1])\n    last = p"
-    ),
-    "changed in a later line of a loop": loop(
-        "q = x * 1\np = q.softmax(-1)\nfor _ in range(3):\n    loss = loss - p.log()[1]\n    q = q / 10"
     ),
     "of a branch": loop(
         "q = x * 1\nfor i in range(3):\n    q = q / 2\n    if i == 0:\n        p = q.softmax(-1)\n"

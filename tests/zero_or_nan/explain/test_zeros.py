@@ -16,13 +16,13 @@ def under_no_grad(x):
 
 
 ZEROS = {
-    "round": lambda x: x.round(), "sign": lambda x: x.sign() * x.detach(), "relu": lambda x: (-x * 3).relu(),
-    "sigmoid": lambda x: (x * 200).sigmoid().square(), "clamp": lambda x: x.clamp(0.5, 0.75),
+    "round": lambda x: x.round(), "relu": lambda x: (-x * 3).relu(),
+    "clamp": lambda x: x.clamp(0.5, 0.75),
     "where": lambda x: torch.where(x > 10, x * x, 0), "mul": lambda x: x.half() * 1e-4 * 1e-5,
     "cross_entropy": lambda x: F.cross_entropy((x * 1e3)[None], torch.tensor([1])),
 }  # fmt: skip
 CUTS = {
-    "argmax": lambda x: (x.argmax().float() - 1) ** 2, "gt": lambda x: (x > 1.5).float().mean(),
+    "argmax": lambda x: (x.argmax().float() - 1) ** 2, 
     "detach": lambda x: x.detach() * leaf(1.0, 1.0), "long": lambda x: leaf(1.0, 2.0, 3.0, 4.0)[x.long()],
     "mul": under_no_grad, "data": lambda x: x.data * leaf(1.0, 1.0),
 }  # fmt: skip
@@ -79,10 +79,3 @@ def test_what_leaves_no_leaf_without_a_gradient_is_not_named():
             layer(torch.rand(3, 2)).sum().backward()
             optimizer.step()
     assert found == []
-
-
-def test_the_gradients_have_the_same_bits():
-    x, y = leaf(1.2, -2.7), leaf(1.2, -2.7)
-    found_in(lambda x: x.tanh() * x.relu(), x)
-    (y.tanh() * y.relu()).sum().backward()
-    assert torch.equal(x.grad, y.grad)

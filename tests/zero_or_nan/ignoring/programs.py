@@ -157,10 +157,6 @@ ONE = {
     "floor": (lambda x, _: x.floor(), unary(np.floor, lambda g, x, y: Number(0)), nothing),
     "times constants": (
         lambda x, c: x * tensor(c, x), lambda xs, c: [times(*p) for p in zip(xs, constants(c), strict=True)], values),
-    "over constants": (
-        lambda x, c: x / tensor(c, x), lambda xs, c: [over(*p) for p in zip(xs, constants(c), strict=True)], values),
-    "constants over": (
-        lambda x, c: tensor(c, x) / x, lambda xs, c: [over(*p) for p in zip(constants(c), xs, strict=True)], values),
     "plus constants": (
         lambda x, c: x + tensor(c, x), lambda xs, c: [plus(*p) for p in zip(xs, constants(c), strict=True)], values),
     "matrix": (
@@ -184,22 +180,11 @@ ONE = {
     "sort": (
         lambda x, _: x.sort(stable=True).values,
         lambda xs, _: sorted(xs, key=lambda x: (np.isnan(x.value), 0 if np.isnan(x.value) else x.value)), nothing),
-    "flip": (lambda x, _: x.flip(0), lambda xs, _: xs[::-1], nothing),
     "index": (lambda x, i: x[torch.tensor(i)], lambda xs, i: [xs[k] for k in i], indices),
     "gather": (lambda x, i: x.gather(0, torch.tensor(i)), lambda xs, i: [xs[k] for k in i], indices),
-    "index_select": (lambda x, i: x.index_select(0, torch.tensor(i)), lambda xs, i: [xs[k] for k in i], indices),
-    "slices": (lambda x, _: torch.cat([x[1:2], x[::2], x[-1:]]), lambda xs, _: [xs[1], xs[0], xs[2], xs[3]], nothing),
-    "one row": (
-        lambda x, _: x.reshape(2, 2)[1].repeat(2), lambda xs, _: [xs[2], xs[3], xs[2], xs[3]], nothing),
-    "crop and pad": (
-        lambda x, _: torch.nn.functional.pad(x[1:3], (1, 1), value=2.0),
-        lambda xs, _: [Number(2), xs[1], xs[2], Number(2)], nothing),
     "masked_fill": (
         lambda x, m: x.masked_fill(torch.tensor(m), 0.5),
         lambda xs, m: [Number(0.5) if k else x for x, k in zip(xs, m, strict=True)], masks),
-    "masked_select": (
-        lambda x, m: torch.cat([x.masked_select(torch.tensor(m)), tensor([0.5] * SIZE, x)])[:SIZE],
-        lambda xs, m: ([x for x, k in zip(xs, m, strict=True) if k] + constants([0.5] * SIZE))[:SIZE], masks),
     "bool index": (
         lambda x, m: torch.cat([x[torch.tensor(m)], tensor([2.0] * SIZE, x)])[:SIZE],
         lambda xs, m: ([x for x, k in zip(xs, m, strict=True) if k] + constants([2.0] * SIZE))[:SIZE], masks),

@@ -1,7 +1,5 @@
 """Clean programs of every kind give the very bits, strides, dtypes and types of plain PyTorch, and no warning."""
 
-import warnings
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -58,15 +56,6 @@ def complex_numbers(auto):
     spectrum = torch.fft.ifft(torch.fft.fft(y, dim=0) * 2, dim=0)
     auto.backward(lost(spectrum.abs()) + lost(torch.view_as_real(y.resolve_conj())) + lost(y.imag))
     return [x.grad, w.grad]
-
-
-@clean
-def inputs_in_inference_mode(auto):
-    with torch.inference_mode():
-        x = torch.randn(4, 3)
-    w = leaf(3, 3)
-    auto.backward(lost((w * 2)[:2].exp() + torch.where(x.clone()[:2] > 0, w[:2], 0.0)))
-    return w.grad
 
 
 # Checkpoints.
@@ -143,25 +132,6 @@ def views_and_writes_in_place(auto):
 def test_a_clean_program_is_plain_pytorchs(name, each_way):
     plain, ours = both(CLEAN[name])
     assert ours == plain
-
-
-def test_a_region_that_can_not_be_looked_into_gives_plain_gradients(each_way):
-    def program(auto):
-        x, w = leaf(4), leaf(4)
-        auto.backward(lost(function(x * w).exp()))
-        return [x.grad, w.grad]
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore")
-        function = torch.jit.script(selected)
-        for _ in range(3):
-            function(leaf(4)).sum().backward()
-        plain, ours = both(program)
-    assert ours == plain
-
-
-def selected(x):
-    return torch.where(x > 0.5, x.exp() * 2, x.tanh())
 
 
 def test_compiled_autograd_steps_aside_while_a_pass_runs():

@@ -52,11 +52,6 @@ def ddp_with_a_static_graph_and_a_checkpoint(net):
     return ddp(net, static_graph=True)
 
 
-def ddp_with_an_idle_layer(net):
-    net.idle = nn.Linear(2, 2)
-    return ddp(net, find_unused_parameters=True, gradient_as_bucket_view=True)
-
-
 def ddp_of_a_compiled_module(net):
     return ddp(torch.compile(net, backend="aot_eager"))
 
@@ -88,12 +83,6 @@ def fsdp2(net):
 
 def fsdp2_with_a_checkpoint(net):
     net.checkpointed = True
-    return fsdp2(net)
-
-
-def fsdp2_with_compiled_layers(net):
-    net.first.compile(backend="aot_eager")
-    net.last.compile(backend="aot_eager")
     return fsdp2(net)
 
 
@@ -206,10 +195,10 @@ DTENSOR = pytest.mark.setup(
     GATHERED,
 )  # fmt: skip
 ROWS = {
-    "ddp": DDP, "ddp_with_a_static_graph_and_a_checkpoint": DDP, "ddp_with_an_idle_layer": DDP,
+    "ddp": DDP, "ddp_with_a_static_graph_and_a_checkpoint": DDP,
     "ddp_of_a_compiled_module": COMPILED_DDP, "ddp_compiled_with_a_graph_for_each_bucket": COMPILED_DDP,
     "fsdp1": FSDP1, "fsdp1_nested_with_original_parameters": FSDP1,
-    "fsdp2_with_a_checkpoint": FSDP2, "fsdp2_with_compiled_layers": FSDP2,
+    "fsdp2_with_a_checkpoint": FSDP2,
     "tensor_parallel": TENSOR_PARALLEL, "distributed_tensors": DTENSOR,
 }  # fmt: skip
 """The functions of the script that make a parallel model, each with its row of the page."""

@@ -101,24 +101,6 @@ def test_the_tail_of_the_buffer_is_no_gradient(form, poison, dtype):
 
 
 @pytest.mark.parametrize("form", SHAPES)
-def test_masks_of_a_product_of_a_cotangent(form):
-    """By the same product of ones: what counts is met by something."""
-    torch.manual_seed(0)
-    a, b = (torch.randn(shape) for shape in SHAPES[form])
-    for which in range(2):
-        factors = [a, b]
-        mask = torch.rand(factors[which].shape) > 0.6
-        if form == "all":
-            mask[1] = False
-        factors[which] = ignoring.Cotangent(factors[which] * mask, mask)
-        found = grouped(*factors, form)
-        ones = [torch.ones(a.shape), torch.ones(b.shape)]
-        ones[which] = mask.float()
-        assert torch.equal(found.mask, one_by_one(*ones, form).float() > 0)
-        assert (found.value[~found.mask] == 0).all()
-
-
-@pytest.mark.parametrize("form", SHAPES)
 def test_what_is_used_and_meets_nan_stays_nan(form):
     torch.manual_seed(0)
     factors = [torch.randn(shape) for shape in SHAPES[form]]

@@ -136,14 +136,12 @@ KERNELS = {
 
 def all_layers(name, net, mode, x, states, sizes=(), batch_first=True, dropout=0.0):
     """One of the kernels for all layers, with a net's weights, as PyTorch's functions call it."""
-    weight = list(net.parameters())
-    hx, cx = states if mode == "LSTM" else (states[0], None)
-    how = [MODES[mode], 4, net.num_layers, batch_first, dropout, True, net.bidirectional, list(sizes), None]
-    stride = len(net.all_weights[0])
+    weight = list(net.parameters()), len(net.all_weights[0])
+    states = states if mode == "LSTM" else (states[0], None)
+    how = [net.num_layers, batch_first, dropout, True, net.bidirectional, list(sizes), None]
     if name == "miopen_rnn":
-        return torch.miopen_rnn(x, weight, stride, hx, cx, *how)[:3]
-    how.insert(2, net.proj_size)
-    return torch._cudnn_rnn(x, weight, stride, None, hx, cx, *how)[:3]
+        return torch.miopen_rnn(x, *weight, *states, MODES[mode], 4, *how)[:3]
+    return torch._cudnn_rnn(x, *weight, None, *states, MODES[mode], 4, net.proj_size, *how)[:3]
 
 
 def setting(mode, layers, both_ways, bias=True, projected=0):
@@ -212,22 +210,15 @@ def test_what_is_used_has_plain_pytorchs_bits(poison):
     assert not given.grad[3:].any()
 
 
-def test_nan_beside_what_is_used_in_one_step_is_told():
-    """A row of weights is NaN, and so is one unit; the loss uses the others. The rest is plain PyTorch's gradient."""
-    net, x, states = setting("tanh", 1, False)
+@pytest.mark.parametrize(("mode", "dropout", "why"), [("tanh", 0.0, "mixes what counts"), ("LSTM", 0.5, "dropout")])
+def test_what_the_kernel_can_not_say_is_told(mode, dropout, why):
+    """NaN beside what is used in one step, from a row of weights; and what dropout between layers has kept."""
+    net, x, states = setting(mode, 2 if dropout else 1, False)
     with torch.no_grad():
         net.weight_ih_l0[0] = nan
-    given = x[:, :1].clone().requires_grad_()
-    with pytest.warns(UserWarning, match="_cudnn_rnn_backward.*mixes what counts"):
-        ignoring.backward(all_layers("_cudnn_rnn", net, "tanh", given, states)[0][..., 1:].sum())
-    assert net.weight_ih_l0.grad[1:].isfinite().all()
-
-
-def test_dropout_between_layers_is_told():
-    net, x, states = setting("LSTM", 2, False)
-    x[3:] = nan
-    with pytest.warns(UserWarning, match="_cudnn_rnn_backward.*dropout between its layers"):
-        ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", x, states, dropout=0.5)[0][:3].sum())
+    out = all_layers("_cudnn_rnn", net, mode, x[:, :1].clone().requires_grad_(), states, dropout=dropout)[0]
+    with pytest.warns(UserWarning, match=f"_cudnn_rnn_backward.*{why}"):
+        ignoring.backward(out[:3, ..., 1:].sum())
 
 
 CELLS = {
@@ -239,45 +230,31 @@ CELLS = {
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("poison", [nan, inf])
 @pytest.mark.parametrize(
-    ("kind", "used_states"), [("LSTM", "hidden"), ("LSTM", "cell"), ("LSTM", "both"), ("GRU", "hidden")]
+    ("kind", "used"), [("LSTM", slice(1)), ("LSTM", slice(1, 2)), ("LSTM", slice(2)), ("GRU", slice(1))]
 )
-def test_a_cell_in_one_kernel(kind, poison, used_states, biased):
+def test_a_cell_in_one_kernel(kind, poison, used, biased):
+    """The loss uses its hidden state, its cell or both, of three rows; but no element that is poison."""
     torch.manual_seed(0)
     made, fused = CELLS[kind]
     cell = made(3, 4, bias=biased)
-    clean = [torch.randn(5, n) for n in (3, 4, 4)]
+    clean = [torch.randn(5, n) for n in (3, 4, 4)][: 3 if kind == "LSTM" else 2]
     given = [t.clone() for t in clean]
-    given[0][3], given[2][4] = poison, nan
-    given[1][4] = nan
-    given[2][2, 0] = poison  # of a used row an entry that is ignored, where nothing else depends on it
+    given[0][3], given[-1][4] = poison, nan
+    if kind == "LSTM":
+        given[2][2, 0] = poison  # nothing else depends on this element
     given = [t.requires_grad_() for t in given]
     kept = torch.ones(5, 4, dtype=torch.bool)
     kept[3:] = kept[2, 0] = False
-
-    def loss(states, kept):
-        parts = {"hidden": states[:1], "cell": states[1:], "both": states}[used_states]
-        return sum(part[kept].square().sum() for part in parts)
-
     gates = given[0] @ cell.weight_ih.T, given[1] @ cell.weight_hh.T
-    biases = (cell.bias_ih, cell.bias_hh) if biased else (None, None)
-    states = fused(gates, given[1:], biases)
-    ignoring.backward(loss(states, kept))
-    leaves = [*cell.parameters(), *given[: 3 if kind == "LSTM" else 2]]
-    found = [t.grad.clone() for t in leaves]
+    states = fused(gates, given[1:], (cell.bias_ih, cell.bias_hh) if biased else (None, None))
+    ignoring.backward(sum(state[kept].square().sum() for state in states[used]))
+    found = [t.grad.clone() for t in (*cell.parameters(), *given)]
     cell.double().zero_grad()
     exact = [t.double().requires_grad_() for t in clean]
     rows = [t[:3] for t in exact]
-    right = cell(rows[0], (rows[1], rows[2])) if kind == "LSTM" else (cell(rows[0], rows[1]),)
-    loss(right, kept[:3]).backward()
-    assert_close(found, [t.grad for t in [*cell.parameters(), *exact[: len(leaves) - len(list(cell.parameters()))]]])
-
-
-def test_a_gate_that_a_cell_alone_does_not_need_is_ignored():
-    gates, before = torch.ones(2, 8), torch.ones(2, 2)
-    _, after, saved = lstm_cell(gates, gates, before)
-    to_cell = Cotangent(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool))
-    to_gates, *_ = aten._thnn_fused_lstm_cell_backward_impl(None, to_cell, before, after, saved, True)
-    assert to_gates.mask[:, :6].all() and not to_gates.mask[:, 6:].any()
+    right = cell(rows[0], tuple(rows[1:])) if kind == "LSTM" else (cell(*rows),)
+    sum(state[kept[:3]].square().sum() for state in right[used]).backward()
+    assert_close(found, [t.grad for t in (*cell.parameters(), *exact)])
 
 
 # Other kernels.
@@ -290,28 +267,23 @@ def cotangent(value, mask):
 def test_a_grid_by_another_library():
     torch.manual_seed(0)
     grad, mask = torch.randn(2, 4, 5, 2), torch.tensor([True, False])
-    place = torch.zeros(2, 4, 5, 1, dtype=torch.bool)
-    place[0, 2, 3] = True
-    for used in (mask.view(2, 1, 1, 1), mask, place):  # an image, a coordinate, a place
+    for used, wanted in ((mask.view(2, 1, 1, 1), mask.view(2, 1, 1)), (mask, mask.view(1, 2, 1))):  # image, coordinate
         result = aten.cudnn_affine_grid_generator_backward(cotangent(grad, used), 2, 3, 4, 5)
         assert torch.equal(result.value, aten.affine_grid_generator_backward(grad * used, [2, 3, 4, 5], True))
-        wanted = mask.view(1, 2, 1) if used is mask else mask.view(2, 1, 1)
         assert torch.equal(result.mask, wanted.expand(2, 2, 3))
 
 
 def test_a_batch_norm_by_another_library():
+    """A channel of NaN is ignored."""
     torch.manual_seed(0)
     images, grad, weight = torch.randn(3, 2, 4), torch.randn(3, 2, 4), torch.rand(2)
-    images[:, 1] = nan  # a channel that is ignored
+    images[:, 1] = nan
     mean, deviation = images.mean((0, 2)), images.var((0, 2), correction=0)
-    given = images, cotangent(grad, torch.tensor([True, False]).view(2, 1)), weight
     saved = None, None, mean, (deviation + 1e-5).rsqrt(), 1e-5
-    to_images, to_weight, to_bias = aten.miopen_batch_norm_backward(*given, *saved)
-    exact, exact_weight = images[:, :1].double().requires_grad_(), weight[:1].double().requires_grad_()
-    bias = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    (F.batch_norm(exact, None, None, exact_weight, bias, True) * grad[:, :1]).sum().backward()
-    assert_close(
-        [to_images.value[:, :1], to_weight.value[:1], to_bias.value[:1]], [exact.grad, exact_weight.grad, bias.grad]
-    )
-    assert not (to_images.value[:, 1].any() or to_weight.value[1] or to_bias.value[1])
-    assert to_images.mask[:, 0].all() and not to_images.mask[:, 1].any()
+    used = torch.tensor([True, False]).view(2, 1)
+    found = aten.miopen_batch_norm_backward(images, cotangent(grad, used), weight, *saved)
+    exact = [t.double().requires_grad_() for t in (images[:, :1], weight[:1], torch.zeros(1))]
+    (F.batch_norm(exact[0], None, None, *exact[1:], True) * grad[:, :1]).sum().backward()
+    assert_close([found[0].value[:, :1], *(part.value[:1] for part in found[1:])], [t.grad for t in exact])
+    assert not found[0].value[:, 1].any() and not found[1].value[1] and not found[2].value[1]
+    assert torch.equal(found[0].mask, used.expand(3, 2, 4))

@@ -57,15 +57,12 @@ REFUSED = {
     "a vector without a gradient": lambda auto, x: auto.backward(guard(x)),
     "a gradient of another shape": lambda auto, x: auto.backward(guard(x), torch.ones(3)),
     "an array as gradient": lambda auto, x: auto.grad(guard(x), x, torch.ones(2).numpy()),
-    "too few gradients": lambda auto, x: auto.grad([guard(x).sum(), guard(x).sum()], x, [torch.tensor(1.0)]),
-    "None for a vector": lambda auto, x: auto.backward([guard(x).sum(), guard(x)], [torch.tensor(1.0), None]),
     "a number as loss": lambda auto, x: auto.backward(3),
     "no loss": lambda auto, x: auto.backward([]),
     "a loss without a graph": lambda auto, x: auto.backward(guard(x.detach()).sum()),
     "a complex loss": lambda auto, x: auto.backward(guard(x).sum() * 1j),
     "an input without a graph": lambda auto, x: auto.grad(guard(x).sum(), torch.ones(2)),
     "an unused input": lambda auto, x: auto.grad(guard(x).sum(), [x, leaf(1.0)]),
-    "no inputs, backward": lambda auto, x: auto.backward(guard(x).sum(), inputs=[]),
     "an input that backward can't take": lambda auto, x: auto.backward(guard(x).sum(), inputs=torch.ones(2)),
     "made-up gradients refused": lambda auto, x: auto.grad(
         guard(x).sum(), x, allow_unused=False, materialize_grads=True
@@ -113,9 +110,7 @@ def on_top(auto, guard, x):
 ONES, EYE, UNUSED = torch.ones(2), torch.eye(2), torch.ones(1, requires_grad=True)
 TAKEN = {
     "one loss": lambda auto, guard, x: added(auto, x, guard(x).sum()),
-    "a generator of losses": lambda auto, guard, x: auto.grad((t for t in [guard(x).sum()]), (t for t in [x])),
     "a gradient": lambda auto, guard, x: auto.grad(guard(x), x, torch.tensor([2.0, 3.0])),
-    "a gradient of another dtype": lambda auto, guard, x: auto.grad(guard(x), x, ONES.double()),
     "a gradient that has a graph": lambda auto, guard, x: auto.grad(guard(x), x, UNUSED.expand(2) * 2),
     "several losses with gradients": lambda auto, guard, x: auto.grad(
         [guard(x), (x * x).sum()], x, [ONES, torch.tensor(2.0)]),
@@ -124,7 +119,6 @@ TAKEN = {
         auto, x, [guard(x).sum(), torch.tensor(2.0)], [torch.tensor(3.0), None]),
     "the old name of the gradient": lambda auto, guard, x: added(auto, x, guard(x), grad_variables=ONES),
     "positions": lambda auto, guard, x: auto.grad(guard(x).sum(), x, None, False, False, True, None, False, False),
-    "positions of backward": lambda auto, guard, x: added(auto, x, guard(x), ONES, False, False, None, x),
     "a non-leaf input": lambda auto, guard, x: auto.grad(guard(middle := x * 2).sum(), [middle, x]),
     "a non-leaf input of backward": non_leaf_of_backward,
     "an edge as input": lambda auto, guard, x: auto.grad(guard(middle := x * 2).sum(), get_gradient_edge(middle)),
@@ -216,12 +210,6 @@ def test_an_unknown_word_for_ignored_is_refused():
 # What a leaf gets.
 
 
-def test_zeros_of_the_given_gradient_are_numbers():
-    x = leaf(100.0, 1.0)
-    (gradient,) = ignoring.grad(x.exp(), x, torch.tensor([0.0, 1.0]))
-    assert gradient[0].isnan() and gradient[1] == pytest.approx(math.e)
-
-
 # ignored="masked"
 
 
@@ -260,17 +248,6 @@ def test_a_dtype_without_masked_tensors_is_refused_before_the_graph_is_freed(dty
     assert ignoring.grad(loss, x)[0].tolist() == [2, 0]
 
 
-# A pass for some inputs looks at the nodes that PyTorch's engine runs for them, and at no others.
-
-
-def chain(length, *values):
-    """The sum of the losses of all steps of a chain, and the steps."""
-    steps = [leaf(*values)]
-    for _ in range(length):
-        steps.append(steps[-1] * 1.01)
-    return sum(torch.where(step > 0, step, 0.0).sum() for step in steps), steps
-
-
 def test_the_nodes_are_those_that_the_engine_runs_and_no_hook_runs_to_find_them():
     for seed in range(40):
         draw, ran = random.Random(seed), set()
@@ -289,17 +266,7 @@ def test_the_nodes_are_those_that_the_engine_runs_and_no_hook_runs_to_find_them(
         assert ran - {"a root"} <= set(needed) <= ran | captured
 
 
-@pytest.mark.filterwarnings("ignore:Anomaly")
-def test_where_the_engine_cannot_be_asked_all_nodes_are_taken():
-    loss, steps = chain(20, 1.0, 2.0)
-    for root, inputs in ((get_gradient_edge(loss), steps[-1:]), (loss, []), (loss, [None])):
-        assert needed_from([root], inputs) == graph_from([loss])
-    with torch.autograd.detect_anomaly(check_nan=False):
-        assert needed_from([loss], steps[-1:]) == graph_from([loss])
-    assert needed_from([loss], [leaf(1.0)]) == {}
-    for mode in (torch.no_grad(), torch.inference_mode()):
-        with mode:
-            assert len(needed_from([loss], steps[-1:])) < 20
+# A pass for some inputs looks at the nodes that PyTorch's engine runs for them, and at no others.
 
 
 def test_a_selection_that_no_gradient_was_asked_for_still_selects_in_the_second_pass():

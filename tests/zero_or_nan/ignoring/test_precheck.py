@@ -34,30 +34,18 @@ def graph_is_safe(loss):
 DANGEROUS = {
     "exp": (lambda x: torch.where(x < 50, x.exp(), 0.0), [1.0, 100.0]),
     "a tiny divisor": (lambda x: torch.where(x > 0.1, 1 / x, 0.0), [1.0, 1e-30]),
-    "an integer divisor": (lambda x: torch.where(x > 1, x / torch.tensor([1, 0]), 0.0), [2.0, 0.0]),
-    "the number 0.0": (lambda x: torch.where(x > -1, x, x / 0.0), [2.0, 0.0]),
     "an infinite alpha": (lambda x: torch.where(x > -1, x, torch.add(x, x, alpha=inf)), [2.0, 0.0]),
     "a number that is 0 in float32": (lambda x: torch.where(x > -1, x, x / 1e-300), [2.0, 0.0]),
     "a negative power of 0": (lambda x: torch.where(x > 0, x**-1, 0.0), [1.0, 0.0]),
     "amax of NaN": (lambda x: torch.where(x < 50, (x.detach() * x).reshape(2, 1).amax(1), 0.0), [1.0, nan]),
-    "an in-place function of a view": (lambda x: torch.where(x < 50, in_place(x), 0.0), [1.0, 100.0]),
     "a mean loss over no targets": (lambda x: torch.where(x > 1, x, weighted(x)), [2.0, 3.0]),
-    "a norm layer without eps": (lambda x: torch.where(x < 5, x, F.layer_norm(x, (2,), eps=0.0)), [2.0, 2.0]),
     "a batch norm that divides by 0": (  # F.batch_norm of 2.11 refuses an eps of 0, the operator does not
         lambda x: torch.where(x < 5, x, torch.batch_norm(
             x[:, None], None, None, torch.zeros(1), torch.zeros(1), False, 0.1, 0.0, False)[:, 0]),
         [2.0, 2.0]),
-    "a matrix with inf": (lambda x: (x @ torch.tensor([[1.0, inf], [2.0, 3.0]]))[:1], [1.0, 1.0]),
-    "lerp": (lambda x: torch.where(x < 5, x, torch.lerp(x, x, torch.tensor(inf))), [1.0, 1.0]),
     "half and a large integer": (
         lambda x: torch.where(x < 5, x, x * torch.tensor([70000, 1])), [1.0, 1.0], torch.float16),
 }  # fmt: skip
-
-
-def in_place(x):
-    y = x * 1
-    y[1:].exp_()
-    return y
 
 
 def weighted(x):
@@ -142,11 +130,9 @@ def test_copysign_ignores_only_what_it_does_not_read():
 ALIKE = {
     # Functions of x and a number, and harmless and dangerous numbers: tensors of many nodes are checked together.
     "of one shape": (lambda x, number, turn: x * torch.full((2,), number), [3.0], [nan, inf, -inf]),
-    "of several": (lambda x, number, turn: x * torch.full((1 + turn % 3, 2), number), [3.0], [nan, inf, -inf]),
     "one of them large": (
         lambda x, number, turn: x * torch.full((1 + precheck.SMALL * (turn == 2), 2), number), [3.0], [nan, -inf]),
     "numbers": (lambda x, number, turn: x * number, [1.01], [1e300, inf]),
-    "moderate": (lambda x, number, turn: F.silu(x + number), [1e8], [1e20, nan]),
     "divisors, also of different signs": (
         lambda x, number, turn: x / torch.full((2,), number), [3.0, -3.0], [1e-30, 0.0]),
 }  # fmt: skip

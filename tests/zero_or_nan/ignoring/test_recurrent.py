@@ -92,30 +92,6 @@ def test_nan_that_is_used_stays(lost):
     assert all(p.grad.isnan().all() for p in layers.parameters())
 
 
-def test_a_unit_that_is_ignored_needs_each_step_by_itself():
-    """A row of weights is NaN, and so is one unit of the only step; the loss uses the others."""
-    torch.manual_seed(0)
-    layers, rows = nn.LSTM(3, 4, batch_first=True), torch.randn(3, 1, 3)
-    rows[2] = nan  # a sequence that is ignored
-    rows.requires_grad_()
-    kept = torch.tensor([1, 2, 3])
-    gates = (kept[None] + 4 * torch.arange(4)[:, None]).flatten()  # of the kept units
-    with torch.no_grad():
-        layers.weight_ih_l0[0] = nan
-    ignoring.backward(layers(rows)[0][:2, :, kept].square().sum())
-    small = nn.LSTM(3, 3, batch_first=True).double()
-    small.load_state_dict({
-        name: value[gates] if name != "weight_hh_l0" else value[gates][:, kept]
-        for name, value in layers.state_dict().items()
-    })  # fmt: skip
-    alone = rows.detach()[:2].double().requires_grad_()
-    small(alone)[0].square().sum().backward()
-    torch.testing.assert_close(rows.grad[:2].double(), alone.grad)
-    torch.testing.assert_close(layers.weight_ih_l0.grad[gates].double(), small.weight_ih_l0.grad)
-    torch.testing.assert_close(layers.bias_hh_l0.grad[gates].double(), small.bias_hh_l0.grad)
-    assert not layers.weight_ih_l0.grad[0].any() and not rows.grad[2].any()
-
-
 def test_the_way_back_begins_at_the_end(monkeypatch):
     """What comes after its last used step, the first in time, is ignored and NaN; of the way there, all is."""
     monkeypatch.setattr(recurrent, "_through_time", lambda *args: pytest.fail("no step had to be taken by itself"))

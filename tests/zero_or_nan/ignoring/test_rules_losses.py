@@ -116,15 +116,6 @@ def test_a_class_that_is_read_stays_undefined(padded, listed, zero_infinity, ent
     assert ours[entry].isnan() and not ours[:, 0].any()
 
 
-def test_of_a_frame_after_the_end_nothing_counts():
-    leaf = numbers(8, 3, 5).log_softmax(2)
-    leaf[:, 0] = nan
-    leaf.requires_grad_()
-    (masked,) = ignoring.grad(ctc(leaf, True, True, blank=4, reduction="none")[1:].sum(), leaf, ignored="masked")
-    frames = torch.arange(8).unsqueeze(1) < torch.tensor([0, *FRAMES[1:]])
-    assert torch.equal(masked.get_mask(), frames.unsqueeze(2).expand(8, 3, 5))
-
-
 def test_a_row_whose_target_is_ignore_index_is_ignored_whatever_class_that_is():
     scores = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], requires_grad=True)
     losses = functional.nll_loss(scores, torch.tensor([0, 1]), ignore_index=1, reduction="sum")

@@ -5,7 +5,6 @@ from math import exp, inf, nan
 import pytest
 import torch
 from telling import told
-from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
 
@@ -18,11 +17,9 @@ LAYOUTS = ["coo", "uncoalesced", "csr", "csc"]
 PRODUCTS = {
     "@": lambda a, y: a @ y,
     "sparse.mm": torch.sparse.mm,
-    "addmm": lambda a, y: torch.addmm(torch.ones(4, 2), a, y, beta=2, alpha=0.5),
     "mv": lambda a, y: torch.stack([torch.mv(a, column) for column in y.t()], 1),
     "dense first": lambda a, y: (y.t() @ a.t()).t(),
     "bmm": lambda a, y: torch.bmm(torch.stack([a, a]), torch.stack([y, y]))[0],
-    "checkpoint": lambda a, y: checkpoint(torch.mm, a, y, use_reentrant=False),
     **{f"sparse.mm, {r}": lambda a, y, r=r: torch.sparse.mm(a, y, r) for r in ("sum", "mean", "amax", "amin")},
 }
 

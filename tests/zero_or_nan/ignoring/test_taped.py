@@ -28,28 +28,23 @@ def rows_with(bad):
 @pytest.mark.parametrize("bad", [nan, inf])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_users_backward_is_followed(name, bad):
+    """The row that the loss drops is bad. If the loss uses the bad row, the gradient stays undefined."""
     program, in_other_words = PROGRAMS[name]
     right = gradient_of(in_other_words, GOOD, slice(None), torch.autograd.backward, torch.float64)
-    ours, messages = told(lambda: gradient_of(program, rows_with(bad), [0, 1, 3], ignoring.backward))
-    assert messages == [] and type(ours) is Tensor
-    torch.testing.assert_close(ours.double(), right, rtol=1e-5, atol=1e-5)
-    plain = gradient_of(program, rows_with(bad), [0, 1, 3], torch.autograd.backward)
-    kept = plain.isfinite()
-    assert not kept.all() and torch.equal(ours[kept], plain[kept])
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_what_the_loss_uses_stays_and_finite_rows_keep_their_bits(name):
-    program, _ = PROGRAMS[name]
-    for bad, used in ((nan, slice(None)), (inf, [0, 1, 2]), (3.0, [0, 1, 3])):
-        ours, _ = told(lambda bad=bad, used=used: gradient_of(program, rows_with(bad), used, ignoring.backward))
-        plain = gradient_of(program, rows_with(bad), used, torch.autograd.backward)
+    for number, used in ((bad, [0, 1, 3]), (bad, [0, 1, 2]), (3.0, [0, 1, 3])):
+        rows = rows_with(number)
+        ours, messages = told(lambda rows=rows, used=used: gradient_of(program, rows, used, ignoring.backward))
+        plain = gradient_of(program, rows, used, torch.autograd.backward)
         kept = plain.isfinite()
-        assert torch.equal(ours.isfinite(), kept) and torch.equal(ours[kept], plain[kept])
-        assert bool(kept.all()) is (bad == 3.0)
+        assert torch.equal(ours[kept], plain[kept]) and bool(kept.all()) is (number == 3.0)
+        if used == [0, 1, 3]:
+            assert messages == [] and type(ours) is Tensor
+            torch.testing.assert_close(ours.double(), right, rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(ours.isfinite(), kept)
 
 
-NOT_FOLLOWED = dict.fromkeys(("linear with bias", "layer_norm"), "mixes ignored elements")
+NOT_FOLLOWED = {"layer_norm": "mixes ignored elements"}
 if not TELLS_OF_HOOKS:  # before PyTorch 2.10, a record may keep a tensor that was written to
     NOT_FOLLOWED["in place on its own clone"] = "keeps a tensor besides its results"
 
@@ -118,17 +113,6 @@ def exp(x):
     return x.exp()
 
 
-def by_pointer(ctx, g):
-    """As a kernel that gets pointers."""
-    import ctypes
-
-    out, e = torch.empty_like(g), ctx.saved_tensors[0].exp()
-    pointers = [(ctypes.c_float * g.numel()).from_address(t.contiguous().data_ptr()) for t in (g.contiguous(), e, out)]
-    for i in range(g.numel()):
-        pointers[2][i] = pointers[0][i] * pointers[1][i]
-    return out
-
-
 def by_kernel(into):
     """As a kernel in C++ writes, in PyTorch's eyes: without an operator."""
 
@@ -166,12 +150,6 @@ def by_shape(ctx, g):
     return torch.zeros_like(g) + picked.sum()
 
 
-def ran_backward(ctx, g):
-    x = ctx.saved_tensors[0].detach().requires_grad_()
-    with torch.enable_grad():
-        return torch.autograd.grad(x.exp(), x, g)[0]
-
-
 def in_a_thread(ctx, g):
     found, x = [], ctx.saved_tensors[0].detach()
     thread = threading.Thread(target=lambda: found.append(g * x.exp()))
@@ -181,9 +159,7 @@ def in_a_thread(ctx, g):
 
 
 OPAQUE = {
-    "numpy": lambda ctx, g: torch.from_numpy(g.numpy() * ctx.saved_tensors[0].exp().numpy()),
     "item": lambda ctx, g: g + ctx.saved_tensors[0].exp() * g[2, 0].item(),
-    "pointers": by_pointer,
     "a kernel into zeros": by_kernel(torch.zeros_like),
     "out=": lambda ctx, g: torch.mul(g, ctx.saved_tensors[0].exp(), out=torch.empty_like(g)),
     "what it saved": into_what_it_saved,
@@ -191,7 +167,6 @@ OPAQUE = {
     "a branch": if_any,
     "a shape": by_shape,
     "random numbers": lambda ctx, g: torch.normal(g * ctx.saved_tensors[0].exp(), 1.0),
-    "a pass of its own": ran_backward,
     "nan_to_num": lambda ctx, g: torch.nan_to_num(g * ctx.saved_tensors[0].exp(), nan=7.0),
     "other memory": lambda ctx, g: (g * ctx.saved_tensors[0].exp()).resize_(g.numel()).resize_(g.shape),
     "another thread": in_a_thread,

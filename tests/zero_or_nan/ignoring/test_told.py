@@ -20,19 +20,6 @@ class Doubled(torch.autograd.Function):
     backward = staticmethod(lambda ctx, gradient: {torch.Tensor: gradient * 2}[type(gradient)])  # it is a plain tensor
 
 
-class Smaller(torch.autograd.Function):
-    """Selects, but nobody outside can know."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.selected = x < 50
-        return torch.where(ctx.selected, x, 0.0)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return torch.where(ctx.selected, gradient, 0.0)
-
-
 def leaf(second=100.0):
     return torch.tensor([1.0, second], requires_grad=True)
 
@@ -52,17 +39,7 @@ def test_a_users_function_is_named_once_if_something_is_lost(function, is_lost, 
         _, messages = told(lambda x=x, y=y: ignoring.backward(torch.where(x < 1.5, y, 0.0).sum()))
         assert x.grad[0] > 2 and bool(x.grad[1].isnan()) == warned
         assert [message.count(function.__name__) for message in messages] == [1] * warned
-
-
-@pytest.mark.skipif(not hasattr(leaf().exp().grad_fn._raw_saved_result, "unpack_hook"),
-                    reason="this PyTorch doesn't tell who unpacks")  # fmt: skip
-def test_a_selection_inside_a_users_function_is_told_of_only_if_it_contaminates():
-    x = leaf()
-    _, (message,) = told(lambda: ignoring.backward(Smaller.apply(x.exp()).sum()))
-    assert x.grad[0] == pytest.approx(math.e) and x.grad[1].isnan() and "Smaller" in message
-    x = leaf()
-    _, messages = told(lambda: ignoring.backward(safe(Smaller.apply(x * 2)).sum()))
-    assert x.grad.tolist() == [pytest.approx(2 * math.e**2), 0.0] and not messages
+        assert all("calls numpy" in each and each.endswith("/operators-of-your-own.html") for each in messages)
 
 
 def derivative(backward, forward=lambda ctx, x, w: x * w.detach()):

@@ -37,18 +37,6 @@ def swish(ctx, gradient):
     return gradient * (s * (1 + x * (1 - s)))
 
 
-def linear(ctx, gradient):
-    x, weight, bias = ctx.saved_tensors
-    into_x = into_weight = into_bias = None
-    if ctx.needs_input_grad[0]:
-        into_x = gradient @ weight
-    if ctx.needs_input_grad[1]:
-        into_weight = gradient.t() @ x
-    if ctx.needs_input_grad[2]:
-        into_bias = gradient.sum(0)
-    return into_x, into_weight, into_bias
-
-
 def layer_norm_forward(ctx, x, scale):
     centred = x - x.mean(-1, keepdim=True)
     ctx.deviation = (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()  # not saved: an attribute
@@ -135,10 +123,6 @@ MATRIX = torch.tensor([[1.0, 2.0, -1.0, 0.5], [0.25, -1.0, 1.0, 1.0]])
 
 # How each is called with rows and a weight, and the same in other words.
 PROGRAMS = {
-    "linear with bias": (
-        lambda x, w: function(saving(lambda x, m, b: F.linear(x, m, b)), linear)(x * w, MATRIX * w, w[:2]),
-        lambda x, w: (x * w) @ (MATRIX.to(x) * w).t() + w[:2],
-    ),
     "layer_norm": (
         lambda x, w: function(layer_norm_forward, layer_norm)(x * w, w),
         lambda x, w: F.layer_norm(x * w, (4,), w, None, 1e-5),
@@ -165,10 +149,6 @@ PROGRAMS = {
     "a decision": (apply_after(torch.exp, asked), lambda x, w: (x * w).exp()),
     "in a checkpoint": (
         lambda x, w: checkpoint(apply_after(F.silu, swish), x, w, use_reentrant=False),
-        lambda x, w: F.silu(x * w),
-    ),
-    "in a reentrant checkpoint": (
-        lambda x, w: checkpoint(apply_after(F.silu, swish), x, w, use_reentrant=True),
         lambda x, w: F.silu(x * w),
     ),
 }

@@ -8,8 +8,7 @@ import torch
 from comparing import GOOD, STEPS, compare, compared, loss_of, network, state
 from torch.utils.data import DataLoader
 
-from zero_or_nan import explain, ignoring
-from zero_or_nan.explain import NotFiniteError
+from zero_or_nan import ignoring
 
 # Frameworks have warnings of their own; `compare` lets none of ours pass.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -110,29 +109,6 @@ def test_lightning_with_manual_optimization(ignoring, rows, module_type):
     if ignoring is torch.autograd:
         del Module.backward
     return Module().fitted([rows] * STEPS, "16-mixed")
-
-
-@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.LBFGS])
-def test_a_step_of_lightning_that_fails(module_type, make):
-    """A trainer gives its optimizers a closure; the method that calls them can be watched."""
-
-    class Module(module_type):
-        def configure_optimizers(self):
-            return make(self.parameters(), lr=0.01)
-
-        def training_step(self, part):
-            self.kept = [p.detach().clone() for p in self.parameters()]
-            return self.model(part).square().mean()
-
-        @explain.on_failure
-        def optimizer_step(self, *args, **kwargs):
-            return super().optimizer_step(*args, **kwargs)
-
-    module = Module()
-    with pytest.raises(NotFiniteError) as caught:
-        module.fitted([GOOD, GOOD, GOOD / 0], "32-true")
-    assert [(origin.kind, origin.operator) for origin in caught.value.report] == [("bad input", "linear")]
-    assert all(map(torch.equal, module.kept, module.parameters()))
 
 
 @pytest.fixture
