@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -155,9 +156,15 @@ def _differing_entries(one: dict[str, Any], other: dict[str, Any]) -> tuple[str,
         return _brief(one), _brief(other)
     pairs = enumerate(zip(one["entries"], other["entries"], strict=True))
     found = [(index, a, b) for index, (a, b) in pairs if not _alike({**one, "entries": [a]}, {**one, "entries": [b]})]
-    sides = ([f"[{index}] {pair[side]}" for index, *pair in found] for side in (0, 1))
+    sides = ([f"[{index}] {_short(*pair)[side]}" for index, *pair in found] for side in (0, 1))
     before, since = (", ".join(side) for side in sides)
     return before, since
+
+
+def _short(one: str, other: str) -> tuple[str, str]:
+    """Two entries. Numbers with a point have five digits if they differ then."""
+    brief = [f"{float(each):.5g}" if re.fullmatch(r"-?\d+\.\d.*", each) else each for each in (one, other)]
+    return (brief[0], brief[1]) if brief[0] != brief[1] else (one, other)
 
 
 def _claims(table: list[Column], case: str | None = None) -> list[dict[str, Any]]:
