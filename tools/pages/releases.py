@@ -163,7 +163,7 @@ def _differing_entries(one: dict[str, Any], other: dict[str, Any]) -> tuple[str,
 
 def _short(one: str, other: str) -> tuple[str, str]:
     """Two entries. Numbers with a point have five digits if they differ then."""
-    brief = [f"{float(each):.5g}" if re.fullmatch(r"-?\d+\.\d.*", each) else each for each in (one, other)]
+    brief = [f"{float(each):.5g}" if re.fullmatch(r"-?\d+\.\d+(e[-+]?\d+)?", each) else each for each in (one, other)]
     return (brief[0], brief[1]) if brief[0] != brief[1] else (one, other)
 
 

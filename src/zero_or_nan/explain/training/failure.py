@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ...ignoring.inside import functions_unseen, graph_from, home, lead_home, leaves_of, not_compiled
+from ...ignoring.inside import graph_from, home, lead_home, leaves_of, not_compiled
 from ...replacing import put_back, replace, replace_engine
 from ..births.arithmetic import number
 from ..program.pasted import Pasted
@@ -228,7 +228,6 @@ class _Habits:
 
     Attributes:
         early: the optimizers that change parameters before something else in the step can fail.
-        once: the optimizers that evaluate a closure at most once, before they change a parameter.
         by_hand: whether the step changes its parameters itself, without an optimizer.
         course: the loss and the parameters over these calls.
     """
@@ -237,12 +236,6 @@ class _Habits:
         self.by_hand = False
         self.course = Course()
         self.early: WeakSet[Optimizer] = WeakSet()
-        self.once: WeakSet[Optimizer] = WeakSet()
-
-    def change_late(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer is known to evaluate its closure before it changes a parameter."""
-        is_pytorchs = type(optimizer).step.__module__.startswith("torch.optim.")
-        return optimizer in self.once or is_pytorchs and not isinstance(optimizer, torch.optim.LBFGS)
 
 
 class _Watch:
@@ -331,7 +324,7 @@ class _Watch:
         step = _Step(self, optimizer, bool(closures))
         if not closures:
             step.check_gradients()
-        if optimizer in self.habits.early or closures and not self.habits.change_late(optimizer):
+        if optimizer in self.habits.early or closures and not _changes_late(optimizer):
             self.before.note_optimizer(optimizer)
         self.running.append(step)
         if not closures:
@@ -425,7 +418,6 @@ class _Step:
     Attributes:
         evaluations: the number of evaluations that have begun.
         is_doubtful: whether a gradient was not finite after a later evaluation, which a line search may reject.
-        version: the version of the parameters before the step, if it has a closure.
     """
 
     def __init__(self, watch: _Watch, optimizer: Optimizer, has_closure: bool) -> None:
@@ -434,7 +426,6 @@ class _Step:
         self.has_closure = has_closure
         self.evaluations = 0
         self.is_doubtful = False
-        self.version = _version(optimizer) if has_closure else 0
 
     def check_gradients(self) -> None:
         # A scaler gives a fused optimizer this attribute, by which the optimizer skips such a step itself.
@@ -447,7 +438,7 @@ class _Step:
 
     def evaluate(self, closure: Callable[[], Any]) -> Any:
         """Evaluate the user's closure, and check the gradients that it leaves."""
-        if self.evaluations or self._has_moved():
+        if self.evaluations or not _changes_late(self.optimizer):
             self.watch.stepped.append(self.optimizer)
         self._check_parameters()
         self.evaluations += 1
@@ -464,20 +455,9 @@ class _Step:
         if not self.evaluations:
             self.check_gradients()
         self._check_parameters()
-        habits = self.watch.habits
-        if self.evaluations == 1 and self.optimizer not in habits.early:
-            habits.once.add(self.optimizer)
 
     def _has_finite_gradients(self) -> bool:
         return are_finite_at_once(grad for p in parameters_of(self.optimizer) if (grad := p.grad) is not None)
-
-    def _has_moved(self) -> bool:
-        """Whether the optimizer has changed a parameter; a change by `.data` shows where the parameters were kept."""
-        if self.optimizer in self.watch.habits.early:
-            return False
-        values, _ = self.watch.before.optimizers.get(self.optimizer, ((), {}))
-        with functions_unseen():
-            return _version(self.optimizer) != self.version or not all(torch.equal(p, value) for p, value in values)
 
     def _check_parameters(self) -> None:
         """Whether the optimizer used a gradient that was not finite."""
@@ -499,6 +479,7 @@ class _Closure:
         return getattr(self._closure, name)
 
 
-def _version(optimizer: Optimizer) -> int:
-    """A number that grows whenever a parameter is changed."""
-    return sum(parameter._version for parameter in parameters_of(optimizer))
+def _changes_late(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is known to evaluate its closure once, before it changes a parameter."""
+    is_pytorchs = type(optimizer).step.__module__.startswith("torch.optim.")
+    return is_pytorchs and not isinstance(optimizer, torch.optim.LBFGS)
