@@ -52,8 +52,6 @@ class Line(NamedTuple):
         end = 1 + max((at for at, (_, call) in enumerate(calls) if self.has(call)), default=-1)
         for key, call in calls[:end] if self.goes_back else calls:
             is_here = self.has(call)
-            if not is_here and all(_now(each, wide) is each for each in call.tensors()):
-                continue
 
             def put(tensor: Tensor, is_here: bool = is_here) -> Tensor:
                 value = _now(tensor, wide)
@@ -62,16 +60,17 @@ class Line(NamedTuple):
                     value = value.to(self.dtype)
                 return value
 
-            args, kwargs = tree_map_only(Tensor, put, (tuple(call.args), dict(call.kwargs)))
             try:
-                with rerun():
-                    result: Any = call.again(on_copies(args), on_copies(kwargs))
+                if is_here or any(_now(each, wide) is not each for each in call.tensors()):
+                    args, kwargs = tree_map_only(Tensor, put, (tuple(call.args), dict(call.kwargs)))
+                    with rerun():
+                        result: Any = call.again(on_copies(args), on_copies(kwargs))
+                    if isinstance(result, Tensor):
+                        wide[key] = result
             except NeedsOthersError:
                 continue
-            except RuntimeError:
+            except Exception:  # the code may be the user's
                 return None
-            if isinstance(result, Tensor):
-                wide[key] = result
         return found
 
     def converts(self, chain: Chain) -> Chain:
