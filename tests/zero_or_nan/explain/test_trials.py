@@ -96,7 +96,7 @@ WRITTEN = {
     ),
     # A product refuses tensors of two dtypes.
     "a line before one that takes float32 alone": (
-        [100.0, 1.0], "r = x.cosh() / (x + 1).cosh()\nloss = F.linear(r, torch.ones(1, 2).to(x)).sum()",
+        [100.0, 1.0], "r = x.cosh() / (x + 1).cosh()\nloss = F.linear(r[:, None].T, torch.ones(1, 2).to(x)).sum()",
         "\nr = (x.double().cosh() / (x.double() + 1).cosh()).float()",
     ),
     "another operand of the line": (
