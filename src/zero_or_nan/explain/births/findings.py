@@ -226,8 +226,8 @@ class History:
             self._births[birth] = step
 
     def calls(self) -> list[tuple[int, Call]]:
-        """The calls that are known, each with the identity of its result, in order of time."""
-        return [(key, step.call) for key, step in self._steps.items()]
+        """The calls that are known, in order of time, each with the identity of its result; 0 if nothing holds it."""
+        return [(0 if step.result() is None else key, step.call) for key, step in self._steps.items()]
 
     def chains(self, birth: Birth) -> list[Chain]:
         """The call in which a number was born, and those that used its result, each with the calls before it.

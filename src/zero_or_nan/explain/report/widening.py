@@ -143,9 +143,10 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
     """The line of a call, behind one that gives all tensors which the function reads from there on another dtype."""
     first = line.first
     code, names = first.place.code, set[str]()
-    for chain in chains:
-        wide = line.converted(calls_of(chain))
-        inside = [call for call in chain.calls() if line.has(call)]
+    begin = next(at for at, (_, call) in enumerate(calls) if call.is_again(first))
+    for known in (*map(calls_of, chains), calls[begin:]):
+        wide = line.converted(known)
+        inside = [call for _, call in known if line.has(call)]
         texts = None if wide is None else _texts_of(inside, wide)
         if texts is None or not all(map(_VIEW.fullmatch, texts)):
             return ""
@@ -156,8 +157,6 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
     expression = expression_at(first.place, first.name)
     is_local = code.co_name == "<module>" or names <= {*code.co_varnames, *code.co_cellvars}
     if not names or not is_local or expression is None or not expression.is_whole or not can_come_before(first.place):
-        return ""
-    if line.converted(calls) is None:
         return ""
     every = sorted(names)
     head = f"{', '.join(every)} = {', '.join(f'{name}.{_METHODS[line.dtype]}()' for name in every)}"
