@@ -123,11 +123,15 @@ def _first_lines(chain: Chain) -> Iterable[Call]:
     return found.values()
 
 
+def _converted(line: Line, calls: Calls) -> tuple[list[Call], set[str] | None]:
+    """The calls of a line, and the expressions that it converts; None if a call does not take that."""
+    wide, inside = line.converted(calls), [call for _, call in calls if line.has(call)]
+    return inside, None if wide is None else _texts_of(inside, wide)
+
+
 def _operands_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
     """The line with its operands in another dtype; empty if it can't be written, or if a call does not take it."""
-    wide = line.converted(calls)
-    inside = [call for _, call in calls if line.has(call)]
-    texts = None if wide is None else _texts_of(inside, wide)
+    inside, texts = _converted(line, calls)
     expressions = [expression_at(*at) for at in {(call.place, call.name) for call in inside}]
     if not texts:
         return ""
@@ -145,9 +149,7 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
     code, names = first.place.code, set[str]()
     begin = next(at for at, (_, call) in enumerate(calls) if call.is_again(first))
     for known in (*map(calls_of, chains), calls[begin:]):
-        wide = line.converted(known)
-        inside = [call for _, call in known if line.has(call)]
-        texts = None if wide is None else _texts_of(inside, wide)
+        inside, texts = _converted(line, known)
         if texts is None or not all(map(_VIEW.fullmatch, texts)):
             return ""
         reads = [(text.partition(".")[0], call) for call in inside for _, text in texts_of(call) if text in texts]
