@@ -81,7 +81,7 @@ def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distanc
 
 @rule("_pdist_backward")
 def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) -> Any:
-    """By `cdist` of the rows with themselves, so each pair comes twice. A row and itself are not a pair."""
+    """By the kernel, as for `cdist`, or else by `cdist` of the rows with themselves, so each pair comes twice."""
     exact = op(unwrap(grad), x, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
@@ -91,7 +91,14 @@ def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) ->
         half = entries.new_zeros(upper.shape).masked_scatter_(upper, entries)
         return half + half.mT
 
-    twice = Cotangent(square(grad.value), square(grad.mask))
+    mask = square(grad.mask)
+    used = mask.any(1, keepdim=True)
+    rows = torch.where(used, x, 0)
+    if all_finite(rows):
+        without = op(unwrap(grad), rows, p, only(grad.mask, distance))  # a distance of 0 has no direction
+        if not has_nan(without):
+            return prefer_exact(exact, Cotangent(without, used.expand(exact.shape)))
+    twice = Cotangent(square(grad.value), mask)
     return prefer_exact(exact, cdist_backward(aten._cdist_backward.default, twice, x, x, p, square(distance)))
 
 
