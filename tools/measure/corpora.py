@@ -94,9 +94,6 @@ def variables(folder: Path, source: str) -> dict[str, Any]:
 def written(source: str, origin: Origin) -> str | None:
     """A program with the remedy of an origin in it; None if the remedy has no line to paste."""
     lines = source.splitlines()
-    if origin.kind == "contaminated" and "ignoring.backward" in origin.remedy:
-        calls = re.sub(r"(?m)^(\s*)(.+)\.backward\(\)", r"\1ignoring.backward(\2)", source)
-        return None if calls == source else f"from zero_or_nan import ignoring\n{calls}"
     if origin.replaces is None:
         return None
     line = lines[origin.replaces - 1]

@@ -54,8 +54,10 @@ from ..masks.numbers import stored as stored
 from ..masks.numbers import stored_at as stored_at
 from ..masks.numbers import total as total
 from ..masks.numbers import unwrapped as unwrapped
+from ..masks.trees import tree_flatten as tree_flatten
 from ..masks.trees import tree_map as tree_map
 from ..masks.trees import tree_map_only as tree_map_only
+from ..masks.trees import tree_unflatten as tree_unflatten
 from ..masks.watching import Mode as Mode
 from ..masks.watching import functions_unseen as functions_unseen
 from ..masks.watching import is_profiled as is_profiled

@@ -1,17 +1,25 @@
-"""`explain` does not look into `torch.func`, but names the line of the transform that a NaN came out of."""
+"""`explain` looks into `torch.func`: what a transform computed is computed again by plain passes."""
 
 import pytest
 import torch
 from origins import report_of, told
-from torch.func import grad, hessian, jacfwd, jacrev, vmap
+from torch import nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+from zero_or_nan import explain
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's forward mode calls it
 
-POINT = torch.tensor([0.4, -60.0])
+X = torch.tensor([1.0, 0.0])
+SQRT = ("undefined", "backward", "sqrt")
 
 
-def function(x):
-    return torch.logaddexp(x / 2 + 1, -2 * x).sum()
+def root(x):
+    return x.sqrt().sum()
+
+
+def chosen(x):
+    return torch.where(x > 0, x.sqrt(), 0).sum()
 
 
 def used(number):
@@ -19,36 +27,65 @@ def used(number):
     (number * weight).sum().backward()
 
 
+def two(x, y):
+    return x.sqrt() * y, {"aux": x}
+
+
 CASES = {
-    "hessian": lambda: hessian(function)(POINT),
-    "forward over reverse": lambda: jacfwd(jacrev(function))(POINT),
-    "used in a loss": lambda: used(grad(lambda x: grad(function)(x).sum())(POINT)),
-    "for each sample": lambda: used(vmap(grad(torch.sqrt))(torch.tensor([1.0, 0.0]))),
+    "grad": (lambda: grad(root)(X), SQRT),
+    "a gradient that a loss uses": (lambda: used(grad(root)(X)), SQRT),
+    "the gradient of a gradient": (lambda: grad(lambda x: grad(root)(x).sum())(X), SQRT),
+    "a gradient that the function ignores": (lambda: grad(chosen)(X), ("contaminated", "backward", "sqrt")),
+    "the gradient of each sample": (lambda: vmap(grad(torch.sqrt))(X), SQRT),
+    "each row of a dict": (
+        lambda: vmap(grad(lambda w, x: (w["a"] * x.sqrt()).sum(), argnums=1), in_dims=(None, 1), out_dims=1)(
+            {"a": torch.ones(3)}, torch.eye(3)
+        ),
+        SQRT,
+    ),
+    "in chunks": (lambda: vmap(grad(torch.sqrt), chunk_size=1)(X), SQRT),
+    "a value of each sample": (lambda: vmap(lambda x: x.log())(X), ("undefined", "forward", "log")),
+    "vjp": (lambda: vjp(torch.sqrt, X)[1](torch.ones(2)), SQRT),
+    "the value of vjp": (lambda: vjp(torch.log, X)[0], ("undefined", "forward", "log")),
+    "jvp": (lambda: jvp(torch.sqrt, (X,), (torch.ones(2),)), SQRT),
+    "jacrev of several arguments": (lambda: jacrev(two, argnums=(0, 1), has_aux=True)(X, torch.ones(2)), SQRT),
+    "jacfwd": (lambda: jacfwd(torch.sqrt)(X), SQRT),
+    "hessian": (lambda: hessian(root)(X), SQRT),
+    "what came in": (
+        lambda: vmap(grad(lambda x: x * x))(torch.tensor([1.0, torch.nan])),
+        ("bad input", "forward", "mul"),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_line_of_the_transform_is_told(case):
-    report = report_of(CASES[case])
-    (origin,) = report
-    assert any("torch.func" in note for note in report.notes)
-    assert (origin.kind, origin.operator) == ("bad input", "torch.func")
-    assert origin.operands.endswith(" out of torch.func, which explain can't read") and f'"{case}"' in origin.source
-    assert "create_graph=True" in origin.remedy
+def test_the_line_inside_of_a_transform_is_told(case):
+    program, origin = CASES[case]
+    report = report_of(program)
+    assert told(report)[:1] == [origin] and not report.notes, report
+
+
+def test_all_samples_of_a_batch_are_tried_until_two_are_not_finite():
+    def root_of(x):
+        calls.append(x)
+        return x.sqrt()
+
+    calls = []
+    report = report_of(lambda: vmap(grad(root_of))((torch.arange(9) == 5).logical_not().float()))
+    assert told(report) == [SQRT]
+    assert len(calls) == 2  # the whole batch, and sample 5
 
 
 def test_what_a_transform_or_the_program_leaves_out_is_not_told():
-    x = torch.tensor([1.0, 0.0])
-
     def inside(x):
-        slope = grad(lambda x: x.sqrt().sum())(x)
+        slope = grad(root)(x)
         return torch.where(slope.isfinite(), slope, 0).sum()
 
     def outside():
-        slope = grad(lambda x: x.sqrt().sum())(x)
+        slope = grad(root)(X)
         used(torch.where(slope.isfinite(), slope, 0))
 
-    for program in (outside, lambda: inside(x), lambda: grad(inside)(x + 1), lambda: vmap(inside)(x[:, None])):
+    for program in (outside, lambda: inside(X), lambda: grad(inside)(X + 1), lambda: vmap(inside)(X[:, None])):
         assert report_of(program).ok
 
 
@@ -60,4 +97,38 @@ def test_the_same_line_inside_of_a_transform_and_outside():
 
     x = torch.ones(3, 2, requires_grad=True)
     report = report_of(lambda: [vmap(grad(loss_of))(x.detach()), loss_of(x).backward()])
-    assert told(report) == [("undefined", "backward", "sqrt")]
+    assert told(report) == [SQRT]
+
+
+def test_results_random_numbers_and_buffers_stay_those_of_the_transform():
+    net = nn.BatchNorm1d(2)
+    kept = dict(net.named_buffers())
+
+    def loss_of(x, buffers):
+        noise = torch.rand(())
+        return (functional_call(net, buffers, (x,)) * noise).pow(2).sum().sub(9).sqrt()
+
+    def program():
+        torch.manual_seed(0)
+        buffers = {name: buffer.clone() for name, buffer in kept.items()}
+        return grad(loss_of)(torch.eye(2), buffers), buffers, torch.rand(2)
+
+    plain = program()
+    with explain() as report:
+        explained = program()
+    assert told(report) == [("undefined", "forward", "sqrt")]
+    torch.testing.assert_close(explained, plain, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_remedy_of_a_gradient_that_is_ignored_is_written_into_the_line(program):
+    lines = "f = lambda x: torch.where(x > 0, x.sqrt(), 0).sum()\nslope = vmap(grad(f))(x)\nloss = (slope * x).sum()"
+    origin, *_ = program.origins("[4.0, 0.0]", f"from torch.func import grad, vmap\n{lines}")
+    assert origin.remedy.splitlines()[1].startswith("slope = vmap(ignoring.func.grad(f))(x)")
+    assert program.paste(origin)["slope"].tolist() == [0.25, 0.0]
+
+
+def test_a_compiled_function_may_use_transforms():
+    compiled = torch.compile(vmap(grad(torch.sin)), backend="eager", fullgraph=True)
+    with explain() as report:
+        assert torch.equal(compiled(X), X.cos())
+    assert report.ok

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...functions.numerics import numerics_of_node
 from ...ignoring.inside import Edge, Graph, Observer, senders_of
+from ..program.code import Place
 from ..program.tensors import are_finite, bad_of
 from .findings import CALLED, Carried
 from .provenance import Birth, Kind, Provenance
@@ -188,6 +189,8 @@ class Diagnosis(NamedTuple):
         tie: how PyTorch treats it, if it is at a tie.
         is_hidden: whether it shows only once the contaminated origins are fixed.
         has_others: whether gradients stay not finite because of other origins, which the loss uses.
+        begun: where the user's code began the pass that found it.
+        in_transform: whether this pass is that of a transform of `torch.func`.
     """
 
     birth: Birth
@@ -198,6 +201,8 @@ class Diagnosis(NamedTuple):
     tie: str = ""
     is_hidden: bool = False
     has_others: bool = False
+    begun: Place | None = None
+    in_transform: bool = False
 
 
 def diagnose(

@@ -178,11 +178,6 @@ def is_loading() -> bool:
     return _LOAD in _inside_here()
 
 
-def is_transforming() -> bool:
-    """Whether a transform of `torch.func` calls what runs now, as opposed to the function that it transforms."""
-    return any(code.co_filename.endswith("eager_transforms.py") for code in _inside_here())
-
-
 def is_recomputed() -> bool:
     """Whether a checkpoint runs this code again."""
     return any(at.f_code.co_filename == _CHECKPOINT for at in _outward(sys._getframe(1)))

@@ -20,6 +20,8 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+import torch
+
 from ...functions.numerics import numerics_of
 from ...functions.rewrites import OPERATORS
 from .code import Place
@@ -98,7 +100,7 @@ def expression_at(place: Place, name: str) -> Expression | None:
 
 def has_call(place: Place, name: str) -> bool:
     """Whether the line of a call has a call of this function, as far as the line can be read by itself."""
-    tree = _parsed(_without_comment(linecache.getline(place.filename, place.line)).strip())
+    tree = parsed(_without_comment(linecache.getline(place.filename, place.line)).strip())
     return tree is None or any(_is_call_of(node, name) for node in _calls_in(tree))
 
 
@@ -124,7 +126,7 @@ def _position(code: CodeType, instruction: int) -> tuple[int | None, ...]:
 def _expression(code: CodeType, instruction: int, line: int, name: str) -> Expression | None:
     source = linecache.getline(code.co_filename, line)
     text = _without_comment(source).strip()
-    tree = _parsed(text)
+    tree = parsed(text)
     where = _position(code, instruction)
     if where[2] is None or where[3] is None:
         found = [] if tree is None else [node for node in _calls_in(tree) if _is_call_of(node, name)]
@@ -137,7 +139,7 @@ def _expression(code: CodeType, instruction: int, line: int, name: str) -> Expre
             return None
         indent = len(source) - len(source.lstrip())
         start, end = (len(source.encode()[:at].decode(errors="ignore")) - indent for at in where[2:])
-        alone = _parsed(text[start:end])
+        alone = parsed(text[start:end])
         node = next(_calls_in(alone or ast.Pass()), ast.expr())
         if not _is_call_of(node, name):
             return None
@@ -156,7 +158,7 @@ def _without_comment(source: str) -> str:
     return source
 
 
-def _parsed(text: str) -> ast.Module | None:
+def parsed(text: str) -> ast.Module | None:
     """A line of source; None if it is not a whole statement, nor the head of one."""
     for whole in (text, f"{text} pass"):
         with contextlib.suppress(SyntaxError):
@@ -183,9 +185,23 @@ def _is_call_of(node: ast.expr, name: str) -> bool:
     return isinstance(node, (ast.BinOp, ast.UnaryOp)) and OPERATORS.get(type(node.op)) == name
 
 
+def can_run_twice(text: str) -> bool:
+    """Whether an expression gives the same a second time: it calls functions of PyTorch alone, and draws nothing."""
+    return all(_repeats(node) for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Call))
+
+
+def _repeats(node: ast.Call) -> bool:
+    called = node.func
+    if not isinstance(called, ast.Attribute) or isinstance(called.value, ast.Name) and called.value.id == "self":
+        return False  # a function or a module of the user's
+    packet = getattr(torch.ops.aten, called.attr, None)
+    tags = [] if packet is None else getattr(packet, packet.overloads()[0]).tags
+    return packet is not None and torch.Tag.nondeterministic_seeded not in tags and not called.attr.endswith("_")
+
+
 def with_each(line: str, written: Mapping[str, str]) -> str | None:
     """A line with other code in place of each of these expressions; None if it isn't one simple statement."""
-    tree = _parsed(line)
+    tree = parsed(line)
     if tree is None or len(tree.body) != 1 or isinstance(tree.body[0], _COMPOUND):
         return None
     found: list[ast.expr] = []
@@ -205,7 +221,7 @@ def with_each(line: str, written: Mapping[str, str]) -> str | None:
 
 def reads(line: str, text: str) -> int:
     """How often a line reads an expression."""
-    nodes = [node for node in ast.walk(_parsed(line) or ast.Pass()) if isinstance(node, ast.expr)]
+    nodes = [node for node in ast.walk(parsed(line) or ast.Pass()) if isinstance(node, ast.expr)]
     return sum(not isinstance(getattr(node, "ctx", None), ast.Store) and ast.unparse(node) == text for node in nodes)
 
 
@@ -234,7 +250,7 @@ def with_each_in(expressions: Sequence[Expression | None], written: Mapping[str,
 
 def _value_in(line: str) -> ast.expr | None:
     """The expression that a line assigns to one name, or returns; None if it does neither."""
-    tree = _parsed(line)
+    tree = parsed(line)
     statement = tree.body[0] if tree is not None and len(tree.body) == 1 else None
     is_assignment = isinstance(statement, ast.Assign) and isinstance(statement.targets[-1], ast.Name)
     return statement.value if is_assignment or isinstance(statement, ast.Return) else None  # type: ignore[union-attr]

@@ -13,7 +13,16 @@ from torch import Tensor
 from ...functions.rewrites import Rewrite, function_in, operands_in
 from ..births.call import Call, arranged, in_order
 from ..births.chain import Chain
-from ..program.source import Expression, can_come_before, expression_at, free_name, has_call, has_functional, is_rebound
+from ..program.source import (
+    Expression,
+    can_come_before,
+    can_run_twice,
+    expression_at,
+    free_name,
+    has_call,
+    has_functional,
+    is_rebound,
+)
 from ..program.tensors import tensors_in
 
 
@@ -113,7 +122,7 @@ def _texts(names: Sequence[str], match: Match, last: Expression) -> dict[str, st
         if expression is None or call.place.code is not end.code or call.is_old or at >= len(operands):
             continue
         is_inside = call.place.line == end.line and last.start <= expression.start <= expression.end <= last.end
-        is_again = call.place.line != end.line and "(" in operands[at]  # a call would run a second time
+        is_again = call.place.line != end.line and not can_run_twice(operands[at])
         has_scope = expression.has_scope or last.has_scope
         if is_inside or not (is_again or has_scope or is_rebound(operands[at], call.place, end)):
             texts[name] = operands[at]

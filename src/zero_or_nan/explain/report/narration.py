@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import os.path
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -20,8 +21,9 @@ from torch import Tensor, nn
 from ..births.diagnosis import Diagnosis, Verdict
 from ..births.findings import History
 from ..births.provenance import Birth, Kind
-from ..program.code import is_module, of_variables
+from ..program.code import Place, is_module, of_variables
 from ..program.tensors import in_several_processes
+from .by_ignoring import BY_TRANSFORM, in_line
 from .remedies import DIVERGENCE, MOVE, OUTSIDE, REMEDIES, address_of, remedy
 from .report import Measured, Origin, Remedy, Report
 from .targets import without_gaps
@@ -38,6 +40,9 @@ BEHIND = "the origin in {} of line {} is behind another: it shows once the conta
 _MOST_TRIALS = 20
 """The number of origins for which rewrites are tried."""
 
+_MOST_CHARACTERS = 100
+"""The length up to which a line of code is shown beside the line that it replaces."""
+
 _MOST_LOOKS = 20
 """The number of passes in which names are looked up for one origin. A NaN in the parameters reaches all, each time."""
 
@@ -48,7 +53,7 @@ class _Narrated:
 
     Attributes:
         birth: its birth, without what would keep something of the user's alive.
-        has_others: as in the diagnosis.
+        has_others, begun, in_transform: as in the diagnosis.
         last: the number of its last birth.
         kind: its kind before exact arithmetic was asked.
         advice: what running the call again has shown.
@@ -58,6 +63,8 @@ class _Narrated:
     origin: Origin
     birth: Birth
     has_others: bool
+    begun: Place | None
+    in_transform: bool
     last: int
     kind: Kind
     advice: Advice = NOTHING_TRIED
@@ -76,8 +83,9 @@ class _Narrated:
         """Write down what to do, with the name of the tensor that the number came in with."""
         origin, birth, advice = self.origin, self.birth, self.advice
         known = situation, origin.dtype, origin.fixed, birth.operands, birth.phase, self.has_others, birth.of_large
-        code, origin.chapter = remedy(self.kind, *known, advice.refused, tensor, advice.fits)
-        origin.remedy, origin.replaces = advice.remedy or code, advice.replaces
+        line, at = self._pass()
+        code, origin.chapter = remedy(self.kind, *known, advice.refused, tensor, advice.fits, line)
+        origin.remedy, origin.replaces = (advice.remedy, advice.replaces) if advice.remedy else (code, at)
         if advice.remedy and code == REMEDIES["undefined", OUTSIDE].code:  # what cuts the number off hides a mistake
             choices = "".join(f"\n#   {line}" for line in advice.remedy.splitlines())
             origin.remedy, origin.replaces = f"{code}. If it is meant:{choices}", None
@@ -88,6 +96,22 @@ class _Narrated:
         ] or [Remedy(origin.remedy, advice.replaces, measured)]
         if advice.remedy and origin.kind == "contaminated" and origin.fixed:
             origin.remedy += "\n# or, with your code as it is:" + "".join(f"\n#   {line}" for line in code.splitlines())
+
+    def _pass(self) -> tuple[str, int | None]:
+        """The user's line that begins the pass, with `ignoring` in place of PyTorch's function, and its number.
+
+        It is empty if `ignoring` does not help, or the line is not known. The number is that of a line in this file.
+        """
+        place = self.begun
+        if place is None or self.kind != "contaminated" or not self.origin.fixed:
+            return "", None
+        line, at = in_line(place.source), place.line
+        if line is None:
+            return BY_TRANSFORM if self.in_transform else "", None
+        is_here = place.filename == self.origin.filename
+        where = f"line {at}" if is_here else f"line {at} of {os.path.basename(place.filename)}"
+        told = f"{line}  # in place of {place.source}"
+        return told if len(told) <= _MOST_CHARACTERS else f"{line}  # in place of {where}", at if is_here else None
 
 
 class Narration:
@@ -202,7 +226,8 @@ class Narration:
         if advice.exact:
             origin.kind = "overflow"
         alone = replace(birth, place=place._replace(module=None), half=None, made_of=())
-        narrated = _Narrated(origin, alone, diagnosis.has_others, birth.number, verdict.kind, advice)
+        of_pass = diagnosis.has_others, diagnosis.begun, diagnosis.in_transform
+        narrated = _Narrated(origin, alone, *of_pass, birth.number, verdict.kind, advice)
         narrated.advise(advice.situation or _source(birth, role), name)
         if verdict.is_zero:
             origin.remedy += "\n# this gradient is 0 everywhere: what it reaches does not learn from this loss"

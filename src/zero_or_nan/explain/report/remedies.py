@@ -38,6 +38,8 @@ _IGNORE = """\
 from zero_or_nan import ignoring
 ignoring.backward(loss)  # in place of loss.backward()"""
 
+_IGNORE_IN = "from zero_or_nan import ignoring\n{}"
+
 _IGNORE_AND = """\
 from zero_or_nan import ignoring
 ignoring.backward(loss)  # and fix the other origins, which the loss uses"""
@@ -332,6 +334,7 @@ def remedy(
     refused: Sequence[str] = (),
     tensor: str = "",
     fits: bool | None = None,
+    pass_line: str = "",
 ) -> tuple[str, str]:
     """What to do, and the address of the section about it.
 
@@ -343,6 +346,7 @@ def remedy(
         refused: code that was tried, and that did not give the right numbers. It must not be the remedy.
         tensor: the name of the tensor that a bad input came in with; empty if it is unknown.
         fits: whether the dtype has room for the exact number; None if exact arithmetic has no number.
+        pass_line: the user's line that begins the backward pass, with `ignoring` in it; empty if it is not known.
 
     >>> code, page = remedy("contaminated", "exp", "float32", True)
     >>> print(code)
@@ -352,7 +356,15 @@ def remedy(
     known = numerics_of(operator)
     points = known.points or numerics_of(known.like).points
     if kind == "contaminated":
-        code = _IGNORE if fixed else _IGNORE_AND if has_others else _IGNORE_GRAD
+        code = (
+            _IGNORE_IN.format(pass_line)
+            if fixed and pass_line
+            else _IGNORE
+            if fixed
+            else _IGNORE_AND
+            if has_others
+            else _IGNORE_GRAD
+        )
         own = REMEDIES.get(("bad input", operator)) if operator == "a target" else None
         section = known.section or CONTAMINATED
         return code, address_of(own.section if own else f"{section}#what-to-do")

@@ -168,7 +168,7 @@ class Origin:
     @property
     def to_do(self) -> str:
         """The remedy, below the number of the line that it replaces if that is another line."""
-        is_elsewhere = self.replaces not in (None, self.line)
+        is_elsewhere = self.replaces not in (None, self.line) and "  # in place of " not in self.remedy
         return f"# in place of line {self.replaces}:\n{self.remedy}" if is_elsewhere else self.remedy
 
     @property

@@ -43,7 +43,7 @@ from ..births.findings import (
 )
 from ..births.nodes import Callers, NodeBirths, is_element_by_element, only_passes_on
 from ..births.provenance import Birth, Provenance, joined
-from ..program.code import place_here, users_frame
+from ..program.code import Place, place_here, users_frame
 from ..program.tensors import (
     are_finite,
     are_finite_at_once,
@@ -64,7 +64,7 @@ class Request(NamedTuple):
     """The question to PyTorch's engine: what is differentiated, with which vectors, and with respect to which inputs.
 
     Without inputs, it is with respect to all leaves. If it accumulates, the gradients go into `.grad`. If it keeps the
-    graph, another pass may go through it.
+    graph, another pass may go through it. `place` is the user's line.
     """
 
     roots: Sequence[Any]
@@ -72,6 +72,7 @@ class Request(NamedTuple):
     inputs: Sequence[Any]
     accumulates: bool
     keeps_graph: bool = False
+    place: Place | None = None
 
 
 class Backward:
@@ -415,7 +416,8 @@ class Backward:
     def diagnosed(self, known: Mapping[Birth, Verdict]) -> list[Diagnosis]:
         """What reached the loss or a gradient, and what is behind it. The verdicts of earlier passes are known."""
         found = diagnose(self.events, self.shadow, known, self.callers.senders)
-        return with_hidden(found, self.events, self.shadow, self.births.hidden)
+        found = with_hidden(found, self.events, self.shadow, self.births.hidden)
+        return [each._replace(begun=self.request.place) for each in found]
 
     def _named(self, target: Any, edge: Edge) -> Tensor | str:
         """What a gradient was asked for. An edge of the graph is named by its leaf, or by its function."""

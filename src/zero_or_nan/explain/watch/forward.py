@@ -18,14 +18,11 @@ from torch import Tensor
 
 from ...ignoring.inside import (
     any_of,
-    has_wrapper,
-    inside_wrapper,
     is_captured,
     is_region,
     is_sparse,
     not_compiled,
     set_recording,
-    unwrapped,
 )
 from ..births.call import (
     UNREADABLE,
@@ -51,7 +48,6 @@ from ..program.code import (
     buffers_of,
     is_loading,
     is_recoverable,
-    is_transforming,
     overwritten_by,
     plan_of,
 )
@@ -131,6 +127,7 @@ class Forward(OnStack):
 
     Attributes:
         is_aside: whether a compiled region runs, which nobody watches from inside.
+        in_transform: whether a transform of `torch.func` runs, whose tensors can't be read.
     """
 
     def __init__(
@@ -140,7 +137,7 @@ class Forward(OnStack):
         self.scope, self.findings, self.places, self.mistakes = scope, findings, places, mistakes
         self.sandbox, self.made_in_region = sandbox, regions.made
         regions.watched = self.alone
-        self.is_aside = False
+        self.is_aside = self.in_transform = False
 
     def begin_compiled(self) -> None:
         """Leave while the compiler works, or its code runs: the compiler must see the user's code alone."""
@@ -157,7 +154,8 @@ class Forward(OnStack):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         plan = plan_of(func)
-        if not plan.is_checked or self.scope.is_over or self.findings.in_compiled or is_captured():
+        is_hidden = self.findings.in_compiled or self.in_transform or is_captured()
+        if not plan.is_checked or self.scope.is_over or is_hidden:
             if func is Tensor.register_hook or func is Tensor.retain_grad:
                 try:
                     args, kwargs = self.sandbox.prepared(func, args, kwargs)
@@ -309,8 +307,6 @@ class Forward(OnStack):
     def came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Birth:
         """The birth of a tensor that is not finite, and that no function in the block has made."""
         known, node = self.findings.births.known, node_of(tensor)
-        if is_transforming():
-            return self._out_of(_TRANSFORM, tensor, here, call._replace(name=_TRANSFORM))
         place = self.findings.place_of_region(node)
         if not is_region(node) or place is None:
             birth = come_in(tensor, here, call)
@@ -324,18 +320,11 @@ class Forward(OnStack):
         note_passed(node, [Provenance({birth: ()})])
         return birth
 
-    def came_out(self, results: Any, place: Place) -> None:
-        """Look at the gradients that a pass hands to a transform of `torch.func`.
-
-        The outermost transform returns its gradients. Those of another one may be left out by the next.
-        """
-        for result in filter(has_wrapper, tensors_in(results)):
-            tensor, is_returned = unwrapped(result), not has_wrapper(inside_wrapper(result))
-            here = bad_numbers_of(tensor)
-            if here is not None:
-                keep = self.findings.keep_result if is_returned else self.findings.provenances.keep
-                birth = self._out_of(_TRANSFORM, tensor, here, Call(None, _TRANSFORM, place))
-                keep(tensor, Provenance({birth: ()}))
+    def out_of_transform(self, tensors: Sequence[Tensor], place: Place) -> None:
+        """Keep results of a transform of `torch.func` that are not finite, of which nothing else is known."""
+        for tensor in tensors:
+            birth = self._out_of(_TRANSFORM, tensor, tensor.detach(), Call(None, _TRANSFORM, place))
+            self.findings.keep_result(tensor, Provenance({birth: ()}))
 
     def _out_of(self, source: str, tensor: Tensor, here: Tensor, call: Call) -> Birth:
         """The birth of what a call took out of a source whose numbers cannot be read."""

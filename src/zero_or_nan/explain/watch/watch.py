@@ -9,13 +9,12 @@ import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
@@ -47,6 +46,7 @@ from .backward import Backward, Request
 from .forward import Forward
 from .regions import FIXED_UNCOMPILED, NOT_INSIDE, Regions
 from .shadow import Sandbox, function_modes
+from .transforms import Transforms
 
 NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
 NOT_IN_BATCHES = "a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"
@@ -76,6 +76,7 @@ class Watch:
         self.sandbox = Sandbox(self.scope)
         self.regions = Regions(self.findings, self.places, report.note)
         self.forward = Forward(self.scope, self.findings, self.places, self.regions, self.sandbox, self.mistakes)
+        self.transforms = Transforms(self.scope, self.forward, self.findings, self.mistakes, self._out_of_transform)
         self.patches = Patches(self)
         self.narration = Narration(report, self.places.around, self.findings.history)
         self.course: Course | None = None
@@ -108,20 +109,18 @@ class Watch:
             return run(roots, *args, **kwargs)
         for things, note in ((roots, NOT_IN_TRANSFORMS), (args[0], NOT_IN_BATCHES)):
             if any(map(is_wrapped, tensors_in(things))):
-                self.report.note(note)
-                results = run(roots, *args, **kwargs)
-                no_transform = temporarily_clear_interpreter_stack()
-                with self.mistakes.noted("a transform"), unseen(), torch.no_grad(), no_transform:
-                    self.forward.came_out(results, self.places.here())
-                return results
+                if not self.forward.in_transform:
+                    self.report.note(note)
+                return run(roots, *args, **kwargs)
         if self.sandbox.is_entered:
             return self.sandbox.run(run, roots, *args, **kwargs)
         if is_extra():  # of a watch inside of this one, or around it
             with nullcontext() if self.running is None else self.running.aside():
                 return run(roots, *args, **kwargs)
-        self.report.passes += 1
+        self.report.passes += not self.transforms.is_again
         outer = self.running
-        request = Request(roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True), bool(args[1]))
+        accumulates, place = kwargs.get("accumulate_grad", True), self.places.here()
+        request = Request(roots, args[0], args[3] or (), accumulates, bool(args[1]), place)
         backward = Backward(request, self.findings, self.regions, self.sandbox, self.mistakes, outer)
         with self.mistakes.noted("backward"), unseen():
             backward.begin()
@@ -141,6 +140,10 @@ class Watch:
             raise NotFiniteError(self.report)
         return results
 
+    def _out_of_transform(self, tensors: Sequence[Tensor]) -> None:
+        self.report.note(NOT_IN_TRANSFORMS)
+        self.forward.out_of_transform(tensors, self.places.here())
+
     def _run_within(self, backward: Backward | None) -> None:
         self.running = backward
         self.findings.births.in_backward = backward is not None
@@ -152,6 +155,11 @@ class Watch:
             self.narration.note_elsewhere()
         if backward.events.reached and backward.outer is None:
             found = backward.diagnosed(self.narration.verdicts)
+            if self.transforms.is_again:  # whether the program uses what the transform gives is not known yet
+                self.transforms.told.update((each.birth, each) for each in found)
+                self.narration.verdicts.update((each.birth, each.verdict) for each in found)
+                return
+            found = [self.transforms.begun(each) for each in found]
             for birth, verdict, *_ in found:
                 inside = backward.events.inside.get(birth)
                 if verdict == Verdict("contaminated", False) and inside is not None and inside.verdict.fixed:
@@ -211,7 +219,12 @@ class Watch:
         self.scope.is_over = True
         free_deep_graphs()
         with self.mistakes.noted("the end"), unseen():
-            found = self._written() if self.report.passes else diagnose_results(self.findings.unconsumed.values())
+            results = diagnose_results(self.findings.unconsumed.values())
+            told = self.transforms.told
+            if self.report.passes:
+                results = [each for each in results if each.birth in told]
+            unused = [self.transforms.begun(told.get(each.birth, each)) for each in results]
+            found = [*self._written(), *unused] if self.report.passes else unused
             if found:
                 self.narration.add(found, self._names())
         if self.regions.is_blind and not self.report.ok:
@@ -221,6 +234,7 @@ class Watch:
         self.mistakes.warn(stacklevel=3)
         # A module that was first imported in the block may keep our replacements, as Dynamo does, and they keep these.
         self.findings.clear()
+        self.transforms.told.clear()
         self.places.around.clear()
 
 
@@ -252,6 +266,7 @@ class Patches:
 
     def put_on(self) -> None:
         replace_engine(self, self._engine)
+        self._watch.transforms.put_on(self)
         replace(self, Function, "apply", self._apply)
         replace(self, _HookMixin, "_register_hook", self._register_hook)
         replace(self, FunctionCtx, "save_for_backward", self._save)

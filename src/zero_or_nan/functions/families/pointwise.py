@@ -270,6 +270,16 @@ for squares in ("square(x)", "x ** 2", "x * x"):
         "torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim)",
         "the slope of a length of 0 is 0",
     )
+for root, square in (
+    ("sqrt(x)", "x"),
+    ("norm(x)", "x.square().sum()"),
+    ("norm(x, dim)", "x.square().sum(dim, keepdim=keepdim)"),
+    ("linalg_vector_norm(x)", "x.square().sum()"),
+    ("linalg_vector_norm(x, dim)", "x.square().sum(dim, keepdim=keepdim)"),
+):
+    rewrite(f"{root} ** 2", square)
+    rewrite(f"square({root})", square)
+    rewrite(f"({root} / a) ** 2", f"{square} / a ** 2")
 rewrite("x / norm(x, dim)", "F.normalize(x, dim=dim)", "a vector of 0 stays 0, with a slope of 1e12")
 rewrite("exp(x) * a", "torch.where(a == 0, 0, torch.where(a == 0, 0, x).exp() * a)")
 rewrite("x / norm(x)", "x / x.norm().clamp_min(1e-12)", "a vector of 0 stays 0, with a slope of 1e12")
