@@ -37,7 +37,8 @@ class explain:  # noqa: N801
 
     If a compiled region gives a NaN or an infinity, in forward or in backward, `explain` runs the graph of the region a
     second time, uncompiled and on copies, and reports the line inside of it. The results stay those of the compiled
-    code. `explain` does not look into code that `torch.func` transforms: it reports the line of the transform.
+    code. If a transform of `torch.func` gives one, `explain` calls the transformed function once more, without the
+    transform, and reports the line inside of it.
 
     A parameter may stop being finite though every gradient was finite, because of an optimizer's step, or of a change
     that your code made. If no backward pass follows in the block, the report names it when the block ends.

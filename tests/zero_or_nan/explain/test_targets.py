@@ -71,7 +71,8 @@ NO_GAPS = {
 @pytest.mark.parametrize("lines", NO_GAPS)
 def test_elements_that_have_no_loss_of_their_own_are_not_left_out(program, lines):
     (origin, *_) = program.origins(NUMBERS, PREDICTED + lines)
-    assert origin.replaces is None and NO_GAPS[lines] in origin.remedy, origin
+    assert origin.replaces is None or "ignoring" in origin.remedy, origin
+    assert NO_GAPS[lines] in origin.remedy, origin
 
 
 def test_each_origin_of_a_program_has_its_own_line_and_number(program):

@@ -20,6 +20,7 @@ CALLED |= {
     "poisson_nll_loss": F.poisson_nll_loss,
     "to": torch.Tensor.to,
     "norm": lambda x, dim=None: x.norm(dim=dim, keepdim=dim is not None),
+    "linalg_vector_norm": lambda x, dim=None: torch.linalg.vector_norm(x, dim=dim, keepdim=dim is not None),
 }
 
 
@@ -40,7 +41,7 @@ def outcome(code, names, values):
 def test_it_computes_the_same(each):
     generator = torch.Generator().manual_seed(len(each.code))
     used = {node.id for node in ast.walk(each.pattern) if isinstance(node, ast.Name)} - set(CALLED)
-    keepdim = "/" in text(each) and "sum" in text(each)
+    keepdim = "/" in text(each) and "sum" in text(each) or "norm(x, dim)" in text(each)
     names = {"dim": -1, "keepdim": keepdim, "p": 3.0 if "**" in text(each) else None, "r": "sum", "i": -100}
     names |= {"d": torch.float64 if "to(" in text(each) else 1, "f": False, "s": 0.2}
     names["target"], names["targets"] = torch.tensor([0, 2, 1]), torch.tensor([[1], [2], [1]])

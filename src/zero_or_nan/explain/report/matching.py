@@ -91,7 +91,9 @@ def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
             del texts[name]  # a call would run several times
     unknown = [name for name in tensors if name not in texts]
     written = texts | {name: free_name(name, call.place) for name in unknown}
-    written |= {name: repr(thing) for name, thing in names.items() if name not in tensors}
+    others = {name: thing for name, thing in names.items() if name not in tensors}
+    own = {} if expression is None else _texts([*others], match, expression)  # a number may be a variable
+    written |= {name: own.get(name, repr(thing)) for name, thing in others.items()}
     source = rewrite.code
     if not has_functional(call.place):
         source = re.sub(r"\bF\.", "torch.nn.functional.", source)

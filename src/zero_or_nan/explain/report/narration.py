@@ -37,6 +37,8 @@ NOT_TOLD_APART = (
 
 BEHIND = "the origin in {} of line {} is behind another: it shows once the contaminated origin is fixed"
 
+NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
+
 _MOST_TRIALS = 20
 """The number of origins for which rewrites are tried."""
 
@@ -145,6 +147,8 @@ class Narration:
             if known is None:
                 self._narrated[key] = known = self._new(diagnosis, names)
                 known.reach(map(names.of_target, targets))
+                if birth.operator == "torch.func":
+                    self.report.note(NOT_IN_TRANSFORMS)
                 if diagnosis.is_hidden:
                     self.report.note(BEHIND.format(known.origin.operator, known.origin.line))
                 self.report.origins.append(known.origin)

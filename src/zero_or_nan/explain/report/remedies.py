@@ -268,7 +268,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "find-it-in-your-model#bad-input",
     ),
     ("bad input", "torch.func"): Remedy(
-        "# explain does not look into transforms. Compute the same number with\n"
+        "# explain did not see into this transform. Compute the same number with\n"
         "# torch.autograd.grad and create_graph=True: explain sees these passes",
         "find-it-in-your-model#bad-input",
     ),
@@ -370,6 +370,8 @@ def remedy(
         return code, address_of(own.section if own else f"{section}#what-to-do")
     if operator in (BEYOND, EPSILON):
         kind = "overflow"
+    elif operator == "torch.func":
+        kind = "bad input"
     if kind == "undefined":
         operator = known.like or known.name
         situation = _situation(operator, operands)

@@ -67,7 +67,7 @@ from ..program.tensors import (
 from .regions import Regions
 from .shadow import OnStack, Sandbox
 
-_TRANSFORM = "torch.func"
+TRANSFORM = "torch.func"
 """The name of a transform in a report."""
 
 
@@ -323,7 +323,7 @@ class Forward(OnStack):
     def out_of_transform(self, tensors: Sequence[Tensor], place: Place) -> None:
         """Keep results of a transform of `torch.func` that are not finite, of which nothing else is known."""
         for tensor in tensors:
-            birth = self._out_of(_TRANSFORM, tensor, tensor.detach(), Call(None, _TRANSFORM, place))
+            birth = self._out_of(TRANSFORM, tensor, tensor.detach(), Call(None, TRANSFORM, place))
             self.findings.keep_result(tensor, Provenance({birth: ()}))
 
     def _out_of(self, source: str, tensor: Tensor, here: Tensor, call: Call) -> Birth:

@@ -22,11 +22,12 @@ from torch.utils._pytree import _broadcast_to_and_flatten
 from ... import replacing
 from ...ignoring.inside import tree_flatten, tree_map, tree_map_only, tree_unflatten
 from ..births.diagnosis import Diagnosis
-from ..births.findings import Findings, Mistakes, Scope
+from ..births.findings import Findings, Mistakes, Scope, note_call
 from ..births.provenance import Birth, joined
+from ..program.code import Places
 from ..program.rerun import RandomState, is_extra, without_warnings
-from ..program.tensors import bad_numbers_of, is_compiling, not_finite, tensors_in, unseen
-from .forward import Forward
+from ..program.tensors import bad_numbers_of, is_compiling, node_of, not_finite, tensors_in, unseen
+from .forward import TRANSFORM, Forward
 
 _MOST_SAMPLES = 2
 """How many samples of the outermost `vmap` run again."""
@@ -47,12 +48,10 @@ class Transforms:
         scope: Scope,
         forward: Forward,
         findings: Findings,
+        places: Places,
         mistakes: Mistakes,
-        not_seen: Callable[[Sequence[Tensor]], None],
     ) -> None:
-        """`not_seen` is called with results that are not finite, if their twins don't show where this comes from."""
-        self.scope, self.forward, self.findings, self.mistakes = scope, forward, findings, mistakes
-        self.not_seen = not_seen
+        self.scope, self.forward, self.findings, self.places, self.mistakes = scope, forward, findings, places, mistakes
         self.is_again = False
         self.told: dict[Birth, Diagnosis] = {}
 
@@ -111,6 +110,9 @@ class Transforms:
         with self.mistakes.noted("a transform"):
             self.findings.consume(given)
             tensors = tensors_in(results)
+            place = self.places.here()
+            for node in filter(None, map(node_of, tensors)):
+                note_call(node, TRANSFORM, place)  # of the nodes behind it, nothing is known
             with unseen(), torch.no_grad():
                 bad = [bad_numbers_of(tensor) is not None for tensor in tensors]
             if not any(bad):
@@ -129,8 +131,7 @@ class Transforms:
                         self.findings.keep_result(tensor, own or joined(found))
                     elif bad[at]:
                         unknown.append(tensor)
-                if unknown:
-                    self.not_seen(unknown)
+                self.forward.out_of_transform(unknown, place)
 
 
 @dataclass(frozen=True)

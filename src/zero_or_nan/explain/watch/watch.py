@@ -9,7 +9,7 @@ import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -40,7 +40,7 @@ from ..program.code import Places, users_frame
 from ..program.rerun import is_extra
 from ..program.tensors import is_compiling, tensors_in, unseen
 from ..report.course import Course, largest, loss_among
-from ..report.narration import Names, Narration
+from ..report.narration import NOT_IN_TRANSFORMS, Names, Narration
 from ..report.report import NotFiniteError, Report
 from .backward import Backward, Request
 from .forward import Forward
@@ -48,7 +48,6 @@ from .regions import FIXED_UNCOMPILED, NOT_INSIDE, Regions
 from .shadow import Sandbox, function_modes
 from .transforms import Transforms
 
-NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
 NOT_IN_BATCHES = "a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"
 NOT_CAPTURED = (
     "a backward pass was captured in a CUDA graph, and not looked into: nothing is computed before the graph is "
@@ -76,7 +75,7 @@ class Watch:
         self.sandbox = Sandbox(self.scope)
         self.regions = Regions(self.findings, self.places, report.note)
         self.forward = Forward(self.scope, self.findings, self.places, self.regions, self.sandbox, self.mistakes)
-        self.transforms = Transforms(self.scope, self.forward, self.findings, self.mistakes, self._out_of_transform)
+        self.transforms = Transforms(self.scope, self.forward, self.findings, self.places, self.mistakes)
         self.patches = Patches(self)
         self.narration = Narration(report, self.places.around, self.findings.history)
         self.course: Course | None = None
@@ -139,10 +138,6 @@ class Watch:
         if self.raises and outer is None and (not self.report.ok or self.report.came_from_another_process):
             raise NotFiniteError(self.report)
         return results
-
-    def _out_of_transform(self, tensors: Sequence[Tensor]) -> None:
-        self.report.note(NOT_IN_TRANSFORMS)
-        self.forward.out_of_transform(tensors, self.places.here())
 
     def _run_within(self, backward: Backward | None) -> None:
         self.running = backward

@@ -35,8 +35,8 @@ function("EuclideanDist", fills=("MaskedFill(Div(EuclideanDist))",))
 
 aten = torch.ops.aten
 
-numerics("norm", grows=True, section="undefined")
-numerics("linalg_vector_norm", grows=True)
+numerics("norm", grows=True, section="undefined", points="atlas#norms-and-distances")
+numerics("linalg_vector_norm", grows=True, points="atlas#norms-and-distances")
 
 
 def _of_largest(node: Any) -> bool:
