@@ -145,13 +145,17 @@ class Births:
 
 
 class Step(NamedTuple):
-    """A call, what it gave, the node of the result, the operands' size in bytes, and the order of a derivative."""
+    """A call, what it gave, the node of the result, the operands' size in bytes, and the order of a derivative.
+
+    If the call writes in place, it gave nothing new: `writes`.
+    """
 
     call: Call
     result: weakref.ref[Tensor]
     node: Any
     size: int
     order: int = 1
+    writes: bool = False
 
 
 class History:
@@ -163,7 +167,7 @@ class History:
         self._by_node: dict[Any, Step] = {}
         self._births: WeakKeyDictionary[Birth, Step] = WeakKeyDictionary()
         self._kept: WeakKeyDictionary[Birth, list[Chain]] = WeakKeyDictionary()
-        self._bytes = 0
+        self._bytes = self._written = 0
 
     def note(self, call: Call, result: Tensor, node: Any) -> None:
         """Keep a call that computed a new tensor."""
@@ -175,9 +179,21 @@ class History:
             if call.name in _CONVERSIONS and (step := self.of(result)) is not None:
                 self._steps[id(result)] = step._replace(call=step.call._replace(is_cast=True))
             return
-        self._drop(id(result))
-        self._steps[id(result)] = step = Step(call, weakref.ref(result), node, size)
-        self._bytes += size
+        self._keep(id(result), Step(call, weakref.ref(result), node, size))
+
+    def note_write(self, call: Call) -> None:
+        """Keep a call that writes a tensor into another one: it may refuse another dtype."""
+        tensors = call.tensors()
+        size = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
+        if len(tensors) > 1 and size <= MOST_BYTES // 8 and not any(map(is_wrapped, tensors)):
+            self._keep(-1 - self._written, Step(call, weakref.ref(tensors[0]), None, size, writes=True))
+            self._written += 1
+
+    def _keep(self, key: int, step: Step) -> None:
+        self._drop(key)
+        self._steps[key] = step
+        self._bytes += step.size
+        node = step.node
         if node is not None:
             self._by_node[node] = step
         while len(self._steps) > MOST_CALLS or self._bytes > MOST_BYTES:
@@ -239,7 +255,7 @@ class History:
 
     def _chains_from(self, step: Step) -> list[Chain]:
         """A call, and the first that used its result, each with the calls before it. In order of time."""
-        steps, results = [*self._steps.values()], {id(step.result())}
+        steps, results = [each for each in self._steps.values() if not each.writes], {id(step.result())}
         if numerics_of(step.call.name).is_open:  # one result of several
             results |= {id(each.result()) for each in steps if each.node is step.node is not None}
         if all(each.call is not step.call for each in steps):  # too many calls came after it, or it is in place

@@ -31,16 +31,23 @@ class Line(NamedTuple):
         dtype: what smaller dtypes are converted to.
         is_from_here: whether the rest of the function is converted, too.
         goes_back: whether the result of the line gets the dtype back that it had.
+        is_alone: whether the other calls of the line are left as they are.
     """
 
     first: Call
     dtype: torch.dtype
     is_from_here: bool = False
     goes_back: bool = False
+    is_alone: bool = False
 
     def has(self, call: Call) -> bool:
         """Whether the operands of a call are converted."""
-        return call.place.code is self.first.place.code if self.is_from_here else call.is_beside(self.first)
+        if self.is_alone:
+            return call.is_again(self.first)
+        if not self.is_from_here:
+            return call.is_beside(self.first)
+        begin = self.first.place
+        return call.place.code is begin.code and (call.place.line, call.place.instruction) >= (begin.line, 0)
 
     def converted(self, calls: Calls) -> dict[int, Tensor] | None:
         """By identity, the operands that are converted; None if a call raises an error then.

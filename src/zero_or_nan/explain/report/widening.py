@@ -55,12 +55,12 @@ def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) ->
     ends = range(len(chains) - 1, len(chains) - 1 - formula, -1)
     ways = [functools.partial(_in_a_wider_dtype, chains, end, calls) for end in ends]
     if has_half:
-        alone = functools.partial(_in_float32, chains, module, at)
+        alone = functools.partial(_in_float32, chains, module, at, calls)
         is_autocasts = any(call.casts is not None for call in chains[-1].calls())  # the operands may be float32
         ways.insert(0 if is_autocasts else len(ways), alone)
     if failed.casts is not None:
         outside = [chain.without_autocast(failed) for chain in chains]
-        ways.append(functools.partial(_in_float32, outside, module, at, f'"{failed.tensors()[0].device.type}"'))
+        ways.append(functools.partial(_in_float32, outside, module, at, (), f'"{failed.tensors()[0].device.type}"'))
     for way in ways:
         with contextlib.suppress(RuntimeError):  # the calls do not take these dtypes
             found = way()
@@ -84,7 +84,8 @@ def _in_a_wider_dtype(chains: Sequence[Chain], end: int, calls: Calls) -> tuple[
     exact = exactly(chain, before).found
     if dtypes == {wider} or not exists(before, exact):
         return None
-    for first in _first_lines(chain):
+    firsts = _first_lines(chain)
+    for first in [*firsts, *(each for each in (chains[-1].call,) if not any(map(each.is_beside, firsts)))]:
         has_it = next(each for each in reversed(chains) if any(call.is_again(first) for call in each.calls()))
         known = calls if any(call.is_again(first) for _, call in calls) else calls_of(has_it)
         line = Line(first, wider)
@@ -113,14 +114,14 @@ def _value_of(line: Line, chains: Sequence[Chain], end: int, before: Outcome, ex
     return None
 
 
-def _first_lines(chain: Chain) -> Iterable[Call]:
+def _first_lines(chain: Chain) -> list[Call]:
     """The first call of each function in the file of the last one, whose own function comes first."""
     found: dict[CodeType, Call] = {}
     for call in chain.calls():
         known = found.get(call.place.code)
         if call.place.filename == chain.call.place.filename and (known is None or call.place.line <= known.place.line):
             found[call.place.code] = call
-    return found.values()
+    return [*found.values()]
 
 
 def _converted(line: Line, calls: Calls) -> tuple[list[Call], set[str] | None]:
@@ -152,7 +153,7 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
         inside, texts = _converted(line, known)
         if texts is None or not all(map(_VIEW.fullmatch, texts)):
             return ""
-        reads = [(text.partition(".")[0], call) for call in inside for _, text in texts_of(call) if text in texts]
+        reads = [(re.match(r"\w+", text)[0], call) for call in inside for _, text in texts_of(call) if text in texts]
         if any(is_rebound(name, first.place, call.place) for name, call in reads if call is not first):
             return ""
         names.update(name for name, _ in reads)
@@ -165,7 +166,9 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
     return f"{head}\n{expression.line}"
 
 
-_VIEW = re.compile(r"\w+(\.m?[TH]|\.t\(\))*")
+_VIEW = re.compile(
+    r"\w+(\.m?[TH]\b|\.(t|transpose|permute|flatten|squeeze|unsqueeze|view|reshape|expand)\([-\w, ]*\)|\[[^][]*\])*"
+)
 """A name, or a view of it that has the same dtype."""
 
 _METHODS = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}
@@ -183,10 +186,12 @@ def _told(value: float, dtype: str, line: str) -> str:
 
 
 def _in_float32(
-    chains: Sequence[Chain], module: str, at: tuple[int, ...], autocast: str = ""
+    chains: Sequence[Chain], module: str, at: tuple[int, ...], calls: Calls, autocast: str = ""
 ) -> tuple[str, int] | None:
     """The line of a call that left float16, with this call in float32, and without the autocast of a device, if any."""
     failed = chains[-1].call
+    if Line(failed, torch.float32, is_alone=True).converted(calls) is None:
+        return None
     for chain in chains:
         again = next((call for call in chain.calls() if call.is_again(failed)), None)
         if again is None or any(call.is_cast for call in chain.calls()):

@@ -214,6 +214,8 @@ class Forward(OnStack):
         in_place, is_one = call.plan.in_place, type(result) is Tensor
         if not in_place and not self.findings.births.in_backward:  # where PyTorch would copy a tensor that is kept
             self.findings.history.note_results(call, result)
+        elif call.plan.numerics.replaces and call.is_recorded and not self.findings.births.in_backward:
+            self.findings.history.note_write(call)
         found: list[Result] = []
         for at, tensor in enumerate(tensors_in(call.args[0] if in_place and call.args else result)):
             node = node_of(tensor)
