@@ -229,8 +229,8 @@ class Steep(torch.autograd.Function):
 
 def test_the_line_of_a_derivative_of_the_users_own_is_told():
     (origin,) = report_of(lambda: Steep.apply(leaf(40.0, 1.0)).sum().backward())
-    line = Steep.backward.__code__.co_firstlineno + 3
-    assert (origin.kind, origin.operands) == ("overflow", f"exp(120) > 3.4e38 in line {line}")
+    assert (origin.kind, origin.operands) == ("overflow", "exp(120) > 3.4e38")
+    assert origin.line == Steep.backward.__code__.co_firstlineno + 3
 
 
 @pytest.mark.parametrize("numbers, is_zero", [((100.0, 95.0), True), ((100.0, 1.0), False)])

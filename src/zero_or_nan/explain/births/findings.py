@@ -236,6 +236,10 @@ class History:
             step = Step(call._replace(func=plain), weakref.ref(result), node_of(result), 0)
         self.note_birth_in(birth, step)
 
+    def of_birth(self, birth: Birth) -> Step | None:
+        """The step in which a number was born."""
+        return self._births.get(birth)
+
     def note_birth_in(self, birth: Birth, step: Step | None) -> None:
         """Note the step in which a number was born."""
         if step is not None:

@@ -246,11 +246,14 @@ class NodeBirths:
                 multiplication(node, arriving, at, entries),
                 is_only_too_large(node, arriving, at, entries),
             )
+            history = self._findings.history
+            call, step = caller.call, history.of_node(caller.node)
             if not text and inside is not None:  # the code of the derivative is the user's own
                 first = inside.first
-                text, too_large = f"{first.operands} in line {first.place.line}", first.too_large
-            birth = describe("made", caller.call, result, entries, text, "backward", too_large=too_large)
-            self._findings.history.note_birth_in(birth, self._findings.history.of_node(caller.node))
+                call, step = call._replace(place=first.place), history.of_birth(first)
+                text, too_large = first.operands, first.too_large
+            birth = describe("made", call, result, entries, text, "backward", too_large=too_large)
+            history.note_birth_in(birth, step)
             value = value_of(node, birth.where[0], birth.shape)
             self._events.born[node] = Born(birth, entries, not is_pytorchs(node), value)
         return [*births, self._events.born[node].birth]

@@ -41,6 +41,9 @@ MOST_ELEMENTS = 5_000_000
 AFTER = 3
 """The number of calls after one of which each may be part of the same formula."""
 
+_AFTER_WIDER = 7
+"""The same for a line in a wider dtype. A formula that is rewritten is short; in a wider dtype, it may be long."""
+
 _ORDINARY = 2
 """How often ordinary numbers are drawn."""
 
@@ -140,7 +143,7 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls) -> Advice:
         return Advice(*away)
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
-    wider = widened(chains, len(near), module, calls)
+    wider = widened(chains, _AFTER_WIDER, module, calls)
     if wider is None and lost is not None and constant is not None:
         wider = larger_constant(constant, lost, failed)
     if wider is not None:

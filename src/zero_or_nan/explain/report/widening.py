@@ -14,7 +14,7 @@ import ast
 import contextlib
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import CodeType
 
 import torch
@@ -52,8 +52,8 @@ def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) ->
     failed = chains[-1].call
     has_half = any(tensor.dtype is torch.float16 for tensor in failed.tensors())
     at = failed_at(outcome(chains[-1].run()))
-    ends = range(len(chains) - 1, len(chains) - 1 - formula, -1)
-    ways = [functools.partial(_in_a_wider_dtype, chains, end, calls) for end in ends]
+    ends = range(len(chains) - 1, max(-1, len(chains) - 1 - formula), -1)
+    ways = [functools.partial(_in_a_wider_dtype, chains, end, calls, _first_lines(chains[end])) for end in ends]
     if has_half:
         alone = functools.partial(_in_float32, chains, module, at, calls)
         is_autocasts = any(call.casts is not None for call in chains[-1].calls())  # the operands may be float32
@@ -61,6 +61,7 @@ def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) ->
     if failed.casts is not None:
         outside = [chain.without_autocast(failed) for chain in chains]
         ways.append(functools.partial(_in_float32, outside, module, at, (), f'"{failed.tensors()[0].device.type}"'))
+    ways += [functools.partial(_in_a_wider_dtype, chains, end, calls, [failed]) for end in ends]
     for way in ways:
         with contextlib.suppress(RuntimeError):  # the calls do not take these dtypes
             found = way()
@@ -69,8 +70,10 @@ def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) ->
     return None
 
 
-def _in_a_wider_dtype(chains: Sequence[Chain], end: int, calls: Calls) -> tuple[str, int] | None:
-    """The first line of the formula that ends with one of the chains, with its operands in a wider dtype.
+def _in_a_wider_dtype(
+    chains: Sequence[Chain], end: int, calls: Calls, firsts: Sequence[Call]
+) -> tuple[str, int] | None:
+    """The line of one of these calls, in the formula that ends with one of the chains, in a wider dtype.
 
     What follows takes the dtype from there. If it does not, the line gives the dtype back that it had. If this is no
     line of its own, the names are converted in front of it.
@@ -84,8 +87,7 @@ def _in_a_wider_dtype(chains: Sequence[Chain], end: int, calls: Calls) -> tuple[
     exact = exactly(chain, before).found
     if dtypes == {wider} or not exists(before, exact):
         return None
-    firsts = _first_lines(chain)
-    for first in [*firsts, *(each for each in (chains[-1].call,) if not any(map(each.is_beside, firsts)))]:
+    for first in firsts:
         has_it = next(each for each in reversed(chains) if any(call.is_again(first) for call in each.calls()))
         known = calls if any(call.is_again(first) for _, call in calls) else calls_of(has_it)
         line = Line(first, wider)
@@ -153,7 +155,12 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
         inside, texts = _converted(line, known)
         if texts is None or not all(map(_VIEW.fullmatch, texts)):
             return ""
-        reads = [(re.match(r"\w+", text)[0], call) for call in inside for _, text in texts_of(call) if text in texts]
+        reads = [
+            (re.split(r"\W", text, maxsplit=1)[0], call)
+            for call in inside
+            for _, text in texts_of(call)
+            if text in texts
+        ]
         if any(is_rebound(name, first.place, call.place) for name, call in reads if call is not first):
             return ""
         names.update(name for name, _ in reads)

@@ -212,7 +212,7 @@ class Forward(OnStack):
     def _check(self, call: Call, result: Any, before: Tensor | None) -> None:
         """Check the results of a function one by one."""
         in_place, is_one = call.plan.in_place, type(result) is Tensor
-        if not in_place and not self.findings.births.in_backward:  # where PyTorch would copy a tensor that is kept
+        if not in_place and not (self.findings.births.in_backward and call.is_recorded):  # a checkpoint runs it again
             self.findings.history.note_results(call, result)
         elif call.plan.numerics.replaces and call.is_recorded and not self.findings.births.in_backward:
             self.findings.history.note_write(call)
