@@ -7,7 +7,7 @@ come from is kept away from 0: then the formula itself gives the limit, as well 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -59,20 +59,39 @@ def _limits(chain: Chain, bad: Tensor) -> Tensor:
 
 def _limits_beside(chain: Chain, bad: Tensor, moved: Iterable[Tensor]) -> Tensor:
     """What a result tends to if these tensors are moved a little; NaN if that depends on how they are moved."""
-    given = {id(tensor): tensor for tensor in moved if tensor.is_floating_point()}
-    near = list[Tensor]()
+    return _common(torch.stack([chain.run(torch.float64, there).result.detach()[bad] for there in _beside(moved)]))
+
+
+def _beside(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
+    """By identity, the tensors with numbers that are moved a little, in several directions."""
+    given = {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         for step in (1e-3, 1e-5):
-            there = {key: tensor + step * _drawn(torch.randn, tensor, generator) for key, tensor in given.items()}
-            near.append(chain.run(torch.float64, there).result.detach()[bad])
-    found = torch.stack(near)
+            yield {key: tensor + step * _drawn(torch.randn, tensor, generator) for key, tensor in given.items()}
+
+
+def _common(found: Tensor) -> Tensor:
+    """What all rows agree on, element by element; NaN where they do not, or where most are no numbers."""
     known = torch.isfinite(found)
     count = known.sum(0)
     mean = torch.where(known, found, 0).sum(0) / count
     spread = torch.where(known, (found - mean).abs(), 0).amax(0)
     largest = torch.where(known, found.abs(), 0).amax(0)
     return torch.where((count > 2) & (spread < 1e-2 * (1 + largest)), mean, torch.nan)
+
+
+def have_limits(chain: Chain, changed: Chain) -> bool:
+    """Whether the slopes of a changed chain are the limits of its own ones, where these have no number but a limit."""
+    plain, now = outcome(chain.run(torch.float64)), outcome(changed.run(torch.float64))
+    every = {id(each): each for call in chain.calls() for each in call.tensors() if id(each) not in chain.made}
+    moved = [outcome(chain.run(torch.float64, there)) for there in _beside(every.values())]
+    for key, slope in plain.gradients.items():
+        limits = _common(torch.stack([each.gradients[key] for each in moved]))
+        chosen = now.gradients.get(key, torch.zeros_like(slope))
+        if bool((not_finite(slope) & ((limits - chosen).abs() > 5e-2 * (1 + chosen.abs()))).any()):
+            return False
+    return True
 
 
 def kept_away(chain: Chain) -> tuple[str, int] | None:

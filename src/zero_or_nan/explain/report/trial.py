@@ -29,7 +29,7 @@ from ..program.rerun import extra, without_side_effects
 from ..program.tensors import are_finite
 from .conversion import Calls
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, lost_on_the_way, measured, outcome
-from .gaps import is_limit, kept_away, ordinary
+from .gaps import have_limits, is_limit, kept_away, ordinary
 from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
 from .vectors import with_other_values
@@ -155,7 +155,9 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls) -> Advice:
         return Advice(exact=f"{exact}; {grown}", situation=GROWTH)
     if constant is not None or lost is not None and lost.fits and lost.is_beyond:
         return Advice(exact=exact, situation=situation or BEYOND)
-    refused = tuple(dict.fromkeys(each.code for each in REWRITES.get(failed.call.name, ()) if each.choice))
+    choices = [each for each in REWRITES.get(failed.call.name, ()) if each.choice]
+    fit = [each for each in choices if any(matches(each.pattern, failed.call, failed, Match({}, ())))]
+    refused = tuple(dict.fromkeys(each.code for each in fit or choices))
     return Advice(exact=exact, refused=refused, fits=None if lost is None else lost.fits)
 
 
@@ -225,7 +227,7 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
             near = chains[-1 - AFTER :]
             if not is_harmless and not all(_keeps(later, chain.call, kept) for later in near):
                 return None
-            if not is_limit(chain, kept):
+            if not is_limit(chain, kept) or not all(_has_limits(later, rewrite, chain.call) for later in near):
                 return None
         for seed in range(_ORDINARY):
             numbers = ordinary(given, seed)
@@ -257,6 +259,12 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
     known = torch.isfinite(exact.to(now.dtype))
     close = max(CLOSE.get(tensor.dtype, 1e-4) for tensor in (now, value))  # what follows half may be float32
     return bool(torch.allclose(now[known].double(), exact[known], rtol=close))
+
+
+def _has_limits(later: Chain, rewrite: Rewrite, call: Call) -> bool:
+    """Whether the slopes that a rewrite of a call chooses are the limits, where these exist: the square of a norm."""
+    changed = _with_rewrite(later, rewrite, call)
+    return changed is None or have_limits(later, changed)
 
 
 def _gives_the_exact_end(rewrite: Rewrite, call: Call, chains: Sequence[Chain]) -> bool:

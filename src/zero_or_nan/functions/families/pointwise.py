@@ -288,6 +288,7 @@ rewrite("p * q", "torch.where(p == 0, 0, p * torch.where(p == 0, 0, q))", "0 tim
 rewrite("atan(a / b)", "torch.atan2(a, b)", "the slope at b = 0 is that of the angle of (b, a)")
 rewrite("sqrt(x)", "torch.where(x == 0, 0, torch.where(x == 0, 1, x).sqrt())", "the slope at 0 is 0")
 rewrite("sqrt(x)", "x.clamp_min(1e-12).sqrt()", "a number below 1e-12 counts as 1e-12, with a slope of 0")
+rewrite("sqrt(x)", "(x + 1e-14).sqrt()", "1e-14 is added to each number: the slope at 0 is 5e6")
 rewrite("rsqrt(x)", "torch.where(x == 0, 0, torch.where(x == 0, 1, x).rsqrt())", "the value at 0 is 0")
 rewrite("x ** p", "torch.where(x == 0, 0, torch.where(x == 0, 1, x) ** p)", "the value and the slope at 0 are 0")
 rewrite("x ** p", "x.clamp_min(1e-8) ** p", "a number below 1e-8 counts as 1e-8, with a slope of 0")
