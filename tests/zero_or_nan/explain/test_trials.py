@@ -118,6 +118,13 @@ WRITTEN = {
         [1.0], "a = torch.acos(x.detach())\nw = x * torch.sin(0.75 * a) / torch.sin(a)\nloss = w.sum()",
         "\na = torch.acos(x.detach()).clamp_min(1e-6)", "x * 0.75",
     ),
+    # The values have half's dtype, too: the product after the softmax would refuse one in float32.
+    "all names of a function, from the line on": (
+        [[300.0, 1.0], [300.0, 2.0], [300.0, 0.0], [1.0, 1.0], [1.0, 2.0], [3.0, 4.0]],
+        "def attend(x):\n    q, k, v = x.split(2)\n    p = (q @ k.T * 0.1).softmax(-1)\n    return p @ v\n"
+        "loss = attend(x).float().pow(2).sum()",
+        "\nk, q, v = k.float(), q.float(), v.float()\np = (q @ k.T * 0.1).softmax(-1)", None, HALF,
+    ),
     # A root has no slope at 0, but its cosine has one.
     "the cosine of a root": (
         [0.0, 1.0], "loss = torch.cos(x.sqrt()).sum()", "\nloss = torch.cos((x + 1e-14).sqrt()).sum()",
@@ -290,6 +297,10 @@ ADVICE = {  # as above, where no line of the program is replaced
     "of the turn before": loop(
         "last = None\nfor q in [x, x / 100]:\n    p = q.softmax(-1)\n"
         "    loss = loss - (0 if last is None else last.log()[1])\n    last = p"
+    ),
+    "into a tensor of another dtype": (
+        [1.0, 3.0], "y = torch.zeros(2, dtype=torch.half)\nh = x.half()\ny[[0, 1]] = h / 1e-5\nloss = (y.float() * 0).sum()",
+        "float16 ends at 65504",
     ),
     "of a branch": loop(
         "q = x * 1\nfor i in range(3):\n    q = q / 2\n    if i == 0:\n        p = q.softmax(-1)\n"

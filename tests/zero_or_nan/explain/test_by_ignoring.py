@@ -1,0 +1,49 @@
+"""The line that begins a backward pass is printed with `ignoring` in it, and runs."""
+
+import pytest
+import torch
+from origins import report_of
+
+from zero_or_nan.explain.report.by_ignoring import in_line
+
+LINES = {
+    "loss.backward()": "ignoring.backward(loss)",
+    "(a + b).mean().backward(retain_graph=True)": "ignoring.backward((a + b).mean(), retain_graph=True)",
+    "y.backward(gradient=w, inputs=[x])": "ignoring.backward(y, grad_tensors=w, inputs=[x])",
+    "for loss in losses: loss.backward()": "for loss in losses: ignoring.backward(loss)",
+    "torch.autograd.backward([a, b], [u, v])": "ignoring.backward([a, b], [u, v])",
+    "g = autograd.grad(y.sum(), x)[0] + 1": "g = ignoring.grad(y.sum(), x)[0] + 1",
+    "g = vmap(grad(f), in_dims=(None, 0))(w, x)": "g = vmap(ignoring.func.grad(f), in_dims=(None, 0))(w, x)",
+    "j = torch.func.jacrev(f, argnums=1)(w, x)": "j = ignoring.func.jacrev(f, argnums=1)(w, x)",
+    # A trainer's, two passes in one line, what ignoring has no function for, and no whole statement.
+    "self.manual_backward(loss)": None,
+    "accelerator.backward(loss)": None,
+    "self.backward()": None,
+    "a.backward(); b.backward()": None,
+    "h = torch.func.hessian(f)(x)": None,
+    "loss.backward(": None,
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_line(line):
+    assert in_line(line) == LINES[line]
+
+
+def test_a_long_line_has_a_number():
+    def program():
+        x = torch.tensor([4.0, 0.0], requires_grad=True)
+        torch.where(x > 0, x.sqrt(), torch.zeros(2)).mul(1.0).sum().backward(retain_graph=False)
+
+    (origin,) = report_of(program)
+    assert origin.remedy.endswith(f".sum(), retain_graph=False)  # in place of line {origin.line}")
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["(g,) = torch.autograd.grad(loss, x)", "total = 2 * loss\ntotal.backward()", "loss.backward(retain_graph=True)"],
+)
+def test_what_is_printed_gives_the_gradient(program, end):
+    origin, *_ = program.origins("[4.0, 0.0]", f"loss = torch.where(x > 0, x.sqrt(), 0).sum()\n{end}  # backward")
+    names = program.paste(origin)
+    assert names.get("g", names["x"].grad).tolist() in ([0.25, 0.0], [0.5, 0.0])
