@@ -63,17 +63,20 @@ def test_the_line_inside_of_a_transform_is_told(case):
     program, origin = CASES[case]
     report = report_of(program)
     assert told(report)[:1] == [origin] and not report.notes, report
+    assert report.passes == (case == "a gradient that a loss uses")
 
 
-def test_all_samples_of_a_batch_are_tried_until_two_are_not_finite():
-    def root_of(x):
-        calls.append(x)
+@pytest.mark.parametrize("bad, again", [([5], [5]), ([4, 5, 8], [4, 5])])
+def test_of_a_batch_two_samples_run_again(bad, again):
+    def root_of(x, number):
+        calls.append(number)
         return x.sqrt()
 
-    calls = []
-    report = report_of(lambda: vmap(grad(root_of))((torch.arange(9) == 5).logical_not().float()))
+    calls, x = [], torch.ones(9)
+    x[bad] = 0
+    report = report_of(lambda: vmap(grad(root_of))(x, torch.arange(9)))
     assert told(report) == [SQRT]
-    assert len(calls) == 2  # the whole batch, and sample 5
+    assert [number.item() for number in calls[1:]] == again
 
 
 def test_what_a_transform_or_the_program_leaves_out_is_not_told():
@@ -85,7 +88,16 @@ def test_what_a_transform_or_the_program_leaves_out_is_not_told():
         slope = grad(root)(X)
         used(torch.where(slope.isfinite(), slope, 0))
 
-    for program in (outside, lambda: inside(X), lambda: grad(inside)(X + 1), lambda: vmap(inside)(X[:, None])):
+    def of_a_nan():
+        return vmap(lambda y: y.nan_to_num(neginf=0.0))(X.log())
+
+    for program in (
+        outside,
+        of_a_nan,
+        lambda: inside(X),
+        lambda: grad(inside)(X + 1),
+        lambda: vmap(inside)(X[:, None]),
+    ):
         assert report_of(program).ok
 
 
@@ -105,19 +117,30 @@ def test_results_random_numbers_and_buffers_stay_those_of_the_transform():
     kept = dict(net.named_buffers())
 
     def loss_of(x, buffers):
-        noise = torch.rand(())
-        return (functional_call(net, buffers, (x,)) * noise).pow(2).sum().sub(9).sqrt()
+        return (functional_call(net, buffers, (x,)) * torch.rand(())).pow(2).sum().sub(9).sqrt()
+
+    def root_of(x):
+        return (x * (torch.rand(()) - 0.6)).sqrt()
 
     def program():
         torch.manual_seed(0)
         buffers = {name: buffer.clone() for name, buffer in kept.items()}
-        return grad(loss_of)(torch.eye(2), buffers), buffers, torch.rand(2)
+        found = grad(loss_of)(torch.eye(2), buffers), vmap(grad(root_of), randomness="different")(torch.zeros(5))
+        return found, buffers, torch.rand(2)
 
     plain = program()
     with explain() as report:
         explained = program()
-    assert told(report) == [("undefined", "forward", "sqrt")]
+    assert told(report) == [("undefined", "forward", "sqrt"), SQRT]
     torch.testing.assert_close(explained, plain, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_same_random_numbers_are_drawn_again():
+    def loss_of(x):
+        return (torch.rand(()) - 0.6).sqrt() * x  # 0.50 is drawn, and then 0.77
+
+    torch.manual_seed(0)
+    assert told(report_of(lambda: grad(loss_of)(torch.tensor(2.0)))) == [("undefined", "forward", "sqrt")]
 
 
 def test_the_remedy_of_a_gradient_that_is_ignored_is_written_into_the_line(program):

@@ -121,9 +121,12 @@ WRITTEN = {
     # The values have half's dtype, too: the product after the softmax would refuse one in float32.
     "all names of a function, from the line on": (
         [[300.0, 1.0], [300.0, 2.0], [300.0, 0.0], [1.0, 1.0], [1.0, 2.0], [3.0, 4.0]],
-        "def attend(x):\n    q, k, v = x.split(2)\n    p = (q @ k.T * 0.1).softmax(-1)\n    return p @ v\n"
+        "net = torch.nn.Linear(2, 2, bias=False).half()\nnet.weight.data = torch.eye(2).half()\n"
+        "def attend(x):\n    q, k, v = net(x).split(2)\n    p = (q @ k.T * 0.1).softmax(-1)\n    return p @ v\n"
         "loss = attend(x).float().pow(2).sum()",
-        "\nk, q, v = k.float(), q.float(), v.float()\np = (q @ k.T * 0.1).softmax(-1)", None, HALF,
+        "\nk, q, v = k.float(), q.float(), v.float()\np = (q @ k.T * 0.1).softmax(-1)",
+        "(lambda q, k, v: torch.cat(torch.autograd.grad(((q @ k.T * 0.1).softmax(-1) @ v).pow(2).sum(), (q, k, v))))"
+        "(*(part.requires_grad_() for part in x.split(2)))", HALF,
     ),
     # A root has no slope at 0, but its cosine has one.
     "the cosine of a root": (
@@ -282,8 +285,9 @@ ADVICE = {  # as above, where no line of the program is replaced
         "t = s.sqrt().sqrt()\nloss = F.linear(t, torch.ones(1, 1).half()).sum()", "float16 ends",
     ),
     "it leaves float16 once more": (
-        [2.0], "s = x.half() * 4e4\nt = s * 2\nloss = t.to(torch.float16).sum() / 2", BOUND
+        [2.0], "s = x.half() * 4e4\nt = s * 2\nloss = t.to(torch.float16).sum() / 2", NOT_IN_FLOAT32
     ),
+    "a number that the dtype has no room for": ([100.0], "loss = x.exp().sum()", f"{BOUND}, and changes what"),
     "another module contains this one": (
         [[1.0, 2.0]], "net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 1)).half()\n"
         "net[1].weight.data[:] = 6e4\ns = net(x.half())\nloss = (s.float() * 1e-6).square().sum()", NOT_IN_FLOAT32,
@@ -298,9 +302,9 @@ ADVICE = {  # as above, where no line of the program is replaced
         "last = None\nfor q in [x, x / 100]:\n    p = q.softmax(-1)\n"
         "    loss = loss - (0 if last is None else last.log()[1])\n    last = p"
     ),
-    "into a tensor of another dtype": (
-        [1.0, 3.0], "y = torch.zeros(2, dtype=torch.half)\nh = x.half()\ny[[0, 1]] = h / 1e-5\nloss = (y.float() * 0).sum()",
-        "float16 ends at 65504",
+    "what writes it into float16": (
+        [1.0, 3.0], "y = torch.zeros(2, dtype=torch.half)\ny[[0, 1]] = x.detach().half() * 4e4\n"
+        "loss = (y.float() * 0 + x).sum()", NOT_IN_FLOAT32,
     ),
     "of a branch": loop(
         "q = x * 1\nfor i in range(3):\n    q = q / 2\n    if i == 0:\n        p = q.softmax(-1)\n"

@@ -186,7 +186,11 @@ def _is_call_of(node: ast.expr, name: str) -> bool:
 
 
 def can_run_twice(text: str) -> bool:
-    """Whether an expression gives the same a second time: it calls functions of PyTorch alone, and draws nothing."""
+    """Whether an expression gives the same a second time: it calls functions of PyTorch alone, and draws nothing.
+
+    >>> [can_run_twice(text) for text in ("(x - y).exp()[0]", "x.bernoulli()", "x.add_(1)", "self.norm(x)", "f(x)")]
+    [True, False, False, False, False]
+    """
     return all(_repeats(node) for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Call))
 
 

@@ -203,7 +203,8 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
     names = match.names
     given = {id(thing): thing for thing in names.values() if isinstance(thing, Tensor)}
     try:
-        before = outcome(chain.run(given=given), given)
+        plain = chain.run(given=given)
+        before = outcome(plain, given)
         exact, _, in_float64 = exactly(chain, before, given)
         exact, beyond = exact.defined() if rewrite.choice else exact, ""
         if not rewrite.choice and are_finite([*given.values()]):
@@ -212,8 +213,10 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
             beyond, _ = cured(in_float64, exact, wide)
         rewritten = _by_rewrite(rewrite, names, chain, given, None)
         after = outcome(rewritten)
-        if before.is_finite:
-            return None  # it does not fail by itself: what arrived in backward was too large
+        if before.is_finite or rewritten.result.dtype is not plain.result.dtype:
+            return (
+                None  # it does not fail by itself: what arrived in backward was too large. Or what follows may refuse
+            )
         kept = after.value
         if numerics_of(chain.call.name).ignores_infinity:  # it has the value -inf, and only its slope is to be chosen
             after = Outcome(after.value.masked_fill((kept == before.value) & kept.isinf(), 0), after.gradients)
