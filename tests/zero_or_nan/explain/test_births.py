@@ -231,6 +231,7 @@ def test_the_line_of_a_derivative_of_the_users_own_is_told():
     (origin,) = report_of(lambda: Steep.apply(leaf(40.0, 1.0)).sum().backward())
     assert (origin.kind, origin.operands) == ("overflow", "exp(120) > 3.4e38")
     assert origin.line == Steep.backward.__code__.co_firstlineno + 3
+    assert origin.remedy.endswith("power = (3 * x).clamp(max=20).exp()") and "is exact" in origin.remedy
 
 
 @pytest.mark.parametrize("numbers, is_zero", [((100.0, 95.0), True), ((100.0, 1.0), False)])

@@ -30,7 +30,7 @@ from ..program.tensors import bad_numbers_of, is_compiling, node_of, not_finite,
 from .forward import TRANSFORM, Forward
 
 _MOST_SAMPLES = 2
-"""How many samples of the outermost `vmap` run again."""
+"""How many samples of the outermost `vmap` run again, for each result."""
 
 Argnums = int | tuple[int, ...] | None
 
@@ -223,7 +223,7 @@ def _bad_samples(results: Any, out_dims: Any) -> list[int]:
             if dim is not None and (here := bad_numbers_of(each)) is not None:
                 rows = not_finite(here).movedim(dim, 0).flatten(1).any(1) if here.dim() > 1 else not_finite(here)
                 found.update(rows.nonzero()[:_MOST_SAMPLES, 0].tolist())
-    return sorted(found)[:_MOST_SAMPLES] or [0]
+    return sorted(found) or [0]
 
 
 def _vjp(func: Callable[..., Any], *primals: Any, argnums: Argnums = None, has_aux: bool = False) -> Any:
