@@ -79,6 +79,15 @@ def test_of_a_batch_two_samples_run_again(bad, again):
     assert [number.item() for number in calls[1:]] == again
 
 
+@pytest.mark.parametrize("size", [128, 129])
+def test_a_large_batch_inside_of_a_transform_is_not_repeated(size):
+    x = torch.ones(size)
+    x[-1] = 0
+    report = report_of(lambda: grad(lambda x: vmap(torch.sqrt)(x).sum())(x))
+    assert told(report) == [SQRT if size == 128 else ("bad input", "forward", "torch.func")]
+    assert bool(report.notes) is (size > 128)
+
+
 def test_what_a_transform_or_the_program_leaves_out_is_not_told():
     def inside(x):
         slope = grad(root)(x)

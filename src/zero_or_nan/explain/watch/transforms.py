@@ -32,6 +32,9 @@ from .forward import TRANSFORM, Forward
 _MOST_SAMPLES = 2
 """How many samples of the outermost `vmap` run again, for each result."""
 
+_MOST_INSIDE = 128
+"""The largest batch of a `vmap` inside of another transform that runs again, sample by sample."""
+
 Argnums = int | tuple[int, ...] | None
 
 
@@ -196,6 +199,8 @@ def _vmap(
     **kwargs: Any,
 ) -> Any:
     size, dims, flat, spec = _process_batched_inputs(in_dims, args, func)
+    if samples is None and size > _MOST_INSIDE:
+        raise RuntimeError(f"{size} samples would take too long")
     results = []
     for at in range(size) if samples is None else samples:
         one = [each if dim is None else each.select(dim, at) for each, dim in zip(flat, dims, strict=True)]
