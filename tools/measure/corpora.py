@@ -98,5 +98,7 @@ def written(source: str, origin: Origin) -> str | None:
         return None
     line = lines[origin.replaces - 1]
     indent = line[: len(line) - len(line.lstrip())]
-    lines[origin.replaces - 1 : origin.replaces] = [indent + each for each in origin.remedy.splitlines()]
+    lines[origin.replaces - 1 : origin.until or origin.replaces] = [
+        indent + each for each in origin.remedy.splitlines()
+    ]
     return "\n".join(lines)

@@ -59,7 +59,9 @@ class Pasted:
         lines = self.path.read_text().splitlines()
         line = lines[origin.replaces - 1]
         indent = line[: len(line) - len(line.lstrip())]
-        lines[origin.replaces - 1 : origin.replaces] = [indent + each for each in origin.remedy.splitlines()]
+        lines[origin.replaces - 1 : origin.until or origin.replaces] = [
+            indent + each for each in origin.remedy.splitlines()
+        ]
         self.path.write_text("\n".join(lines))
         return self.run()
 

@@ -18,7 +18,7 @@ from zero_or_nan.explain.program.code import printable
 from zero_or_nan.explain.report.report import place
 
 FIELDS = """phase operator filename line source module entries count shape dtype device operands kind reached path fixed
-    remedy replaces remedies exact chapter times rank is_sure again tie"""
+    remedy replaces until remedies exact chapter times rank is_sure again tie"""
 
 
 @pytest.fixture

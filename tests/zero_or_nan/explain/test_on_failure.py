@@ -448,6 +448,16 @@ AGAIN = {  # two lines, and what the step gives with the remedy in it
         "f(w) + w.sum() + 0.5",
         ": the loss is 0.5, and every gradient is finite",
     ),
+    "several lines": (
+        "g(x)\ndef g(x):\n    power = (x + 1e25) ** 2\n    return (power / (power + 1)).sum()",
+        "torch.dot(f(w)[None], torch.ones(1))",
+        ": the loss is 2, and every gradient is finite",
+    ),
+    "the pass by ignoring": (
+        "torch.where(x > 0, x.sqrt(), 0).sum()",
+        "f(w) + (w - 1).square().sum()",
+        ": the loss is 2, and every gradient is finite",
+    ),
     "another origin": (
         "x.log().sum()",
         "f(w) + (w - 1).sum().asin()",

@@ -119,6 +119,11 @@ WRITTEN = {
         "\na = torch.acos(x.detach()).clamp_min(1e-6)", "x * 0.75",
     ),
     # The values have half's dtype, too: the product after the softmax would refuse one in float32.
+    "a function whose result goes back": (
+        [2.0, 3.0], "def level(x):\n    power = x**2\n    return (\n        power + 1\n    ).log()\n"
+        "loss = F.linear(level(x * 1e25)[None], torch.ones(1, 2).to(x)).sum()",
+        "\npower = x.double()**2\nreturn ((\n        power + 1\n    ).log()).float()", "2 / x",
+    ),
     "all names of a function, from the line on": (
         [[300.0, 1.0], [300.0, 2.0], [300.0, 0.0], [1.0, 1.0], [1.0, 2.0], [3.0, 4.0]],
         "net = torch.nn.Linear(2, 2, bias=False).half()\nnet.weight.data = torch.eye(2).half()\n"

@@ -15,25 +15,25 @@ from types import CodeType, FunctionType
 
 
 class Pasted:
-    """A file with other code in place of a line.
+    """A file with other code in place of a line, or of several.
 
     Args:
-        filename, line: the line.
-        code: what replaces it.
+        filename, line, until: the first and the last line.
+        code: what replaces them.
 
     Attributes:
         lines: the lines of the file with the code in it.
         shift: the number of lines that it has more.
     """
 
-    def __init__(self, filename: str, line: int, code: str) -> None:
-        self.filename, self.line = filename, line
+    def __init__(self, filename: str, line: int, code: str, until: int | None = None) -> None:
+        self.filename, self.line, self.until = filename, line, until or line
         lines = linecache.getlines(filename)
-        old = lines[line - 1 : line]
-        indent = "".join(each[: len(each) - len(each.lstrip())] for each in old)
+        old = lines[line - 1 : self.until]
+        indent = "".join(each[: len(each) - len(each.lstrip())] for each in old[:1])
         new = [f"{indent}{each}\n" for each in code.splitlines()]
-        self.lines = [*lines[: line - 1], *new, *lines[line:]]
-        self.shift = len(new) - 1
+        self.lines = [*lines[: line - 1], *new, *lines[self.until :]]
+        self.shift = len(new) - len(old)
 
     def compiled(self) -> CodeType:
         """The code of the file.
@@ -74,7 +74,7 @@ class Pasted:
         return code.co_qualname, self.line_before(code.co_firstlineno), code.co_freevars
 
     def _has_line(self, code: CodeType) -> bool:
-        new = range(self.line, self.line + self.shift + 1)
+        new = range(self.line, self.until + self.shift + 1)
         return any(line in new for each in _each_in(code) for _, _, line in each.co_lines())
 
 

@@ -275,6 +275,26 @@ def with_result(line: str, code: str) -> str:
     return f"{text[:begin].decode()}{closed(text[begin:end].decode())}{code}{text[end:].decode()}"
 
 
+def to_return(code: str, begin: Place, method: str) -> tuple[str, int | None]:
+    """Code in place of a line, what follows it in its block up to a `return`, with a method behind the value, and the
+    number of the last line. Empty if no such `return` of one value follows.
+    """
+    around = _around(begin)
+    block = around[-1].block if around else []
+    end = block[-1] if block else None
+    value = end.value if isinstance(end, ast.Return) else None
+    lines = linecache.getlines(begin.filename)
+    if end is None or end.lineno <= begin.line or value is None or isinstance(value, (ast.Tuple, ast.List, ast.Dict)):
+        return "", None
+    indent = len(lines[begin.line - 1]) - len(lines[begin.line - 1].lstrip())
+    between = [line[indent:].rstrip() for line in lines[begin.line : end.lineno - 1]]
+    returned = ast.get_source_segment("".join(lines), value) or ""
+    if value.lineno != end.end_lineno:
+        returned = f"({returned})"  # of several lines
+    last = f"return {closed(returned)}{method}"
+    return "\n".join([code, *between, last]), end.end_lineno
+
+
 def closed(text: str) -> str:
     """An expression, in parentheses if something can't follow it without them."""
     is_closed = isinstance(ast.parse(text, mode="eval").body, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))

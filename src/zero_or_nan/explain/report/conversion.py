@@ -8,7 +8,7 @@ back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,25 +29,32 @@ class Line(NamedTuple):
     Attributes:
         first: a call of the line.
         dtype: what smaller dtypes are converted to.
-        is_from_here: whether the rest of the function is converted, too.
-        goes_back: whether the result of the line gets the dtype back that it had.
+        is_from_here: whether the operands in the rest of the function are converted, too.
+        goes_back: what gets the dtype back that it had: the result of the line, or of the function; empty for none.
         is_alone: whether the other calls of the line are left as they are.
     """
 
     first: Call
     dtype: torch.dtype
     is_from_here: bool = False
-    goes_back: bool = False
+    goes_back: Literal["", "line", "function"] = ""
     is_alone: bool = False
 
     def has(self, call: Call) -> bool:
         """Whether the operands of a call are converted."""
         if self.is_alone:
             return call.is_again(self.first)
-        if not self.is_from_here:
-            return call.is_beside(self.first)
+        return self._is_later(call) if self.is_from_here else call.is_beside(self.first)
+
+    def is_within(self, call: Call) -> bool:
+        """Whether a call gets the wider results as they are."""
+        if not self.goes_back:
+            return True
+        return self._is_later(call) if self.goes_back == "function" else call.is_beside(self.first)
+
+    def _is_later(self, call: Call) -> bool:
         begin = self.first.place
-        return call.place.code is begin.code and (call.place.line, call.place.instruction) >= (begin.line, 0)
+        return call.place.code is begin.code and call.place.line >= begin.line
 
     def converted(self, calls: Calls) -> dict[int, Tensor] | None:
         """By identity, the operands that are converted; None if a call raises an error then.
@@ -56,8 +63,8 @@ class Line(NamedTuple):
         """
         wide: dict[int, Tensor] = {}
         found: dict[int, Tensor] = {}
-        end = 1 + max((at for at, (_, call) in enumerate(calls) if self.has(call)), default=-1)
-        for key, call in calls[:end] if self.goes_back else calls:
+        end = 1 + max((at for at, (_, call) in enumerate(calls) if self.is_within(call)), default=-1)
+        for key, call in calls[:end]:
             is_here = self.has(call)
 
             def put(tensor: Tensor, is_here: bool = is_here) -> Tensor:
@@ -93,9 +100,13 @@ class Line(NamedTuple):
         if not self.goes_back:
             return changed
         # PyTorch returns the same tensor if it has the dtype already, and a chain tells tensors by their identity.
-        results = {key: tensor for key, (tensor, call) in chain.made.items() if self.has(call)}
+        results = {key: tensor for key, (tensor, call) in chain.made.items() if self.is_within(call)}
         dtype = next((each.dtype for each in results.values()), None)
-        return changed.through(results, lambda each: each.to(dtype=dtype, copy=True), lambda call: not self.has(call))
+
+        def is_outside(call: Call) -> bool:
+            return not self.is_within(call)
+
+        return changed.through(results, lambda each: each.to(dtype=dtype, copy=True), is_outside)
 
     def _is_smaller(self, tensor: Tensor) -> bool:
         is_float = tensor.is_floating_point() and tensor.dtype is not self.dtype

@@ -88,6 +88,7 @@ class _Narrated:
         line, at = self._pass()
         code, origin.chapter = remedy(self.kind, *known, advice.refused, tensor, advice.fits, line)
         origin.remedy, origin.replaces = (advice.remedy, advice.replaces) if advice.remedy else (code, at)
+        origin.until = advice.until
         if advice.remedy and code == REMEDIES["undefined", OUTSIDE].code:  # what cuts the number off hides a mistake
             choices = "".join(f"\n#   {line}" for line in advice.remedy.splitlines())
             origin.remedy, origin.replaces = f"{code}. If it is meant:{choices}", None

@@ -92,6 +92,7 @@ class Origin:
         remedy: the fix: code to paste, with a sentence as a comment.
         replaces: the line of your code that the remedy replaces. Such a remedy was tried: it ran on the numbers of this
             call, and gave the right value and gradient, or the number that it says it chooses. None for advice.
+        until: the last line that it replaces, if it replaces several; else None.
         remedies: the same for programs, the best remedy first: `code`, `replaces`, and `tried`, which has the `value`
             and the `gradient`, `is_exact`, and the `choice`.
         exact: what the value is in exact arithmetic, if only a number on the way to it does not fit its dtype, and
@@ -125,6 +126,7 @@ class Origin:
     fixed: bool | None = None
     remedy: str = ""
     replaces: int | None = None
+    until: int | None = None
     remedies: list[Remedy] = field(default_factory=list)
     exact: str = ""
     chapter: str = ""
@@ -167,7 +169,9 @@ class Origin:
 
     @property
     def to_do(self) -> str:
-        """The remedy, below the number of the line that it replaces if that is another line."""
+        """The remedy, below the numbers of the lines that it replaces if these are other lines."""
+        if self.until is not None:
+            return f"# in place of lines {self.replaces} to {self.until}:\n{self.remedy}"
         is_elsewhere = self.replaces not in (None, self.line) and "  # in place of " not in self.remedy
         return f"# in place of line {self.replaces}:\n{self.remedy}" if is_elsewhere else self.remedy
 

@@ -79,6 +79,7 @@ class Advice(NamedTuple):
     Attributes:
         remedy: the code to write, with what was measured as a comment; empty if nothing that was tried is right.
         replaces: the line that the code replaces; None if it is only a part of a line, or if there is no code.
+        until: the last line that the code replaces, if it replaces several.
         exact: the exact value, and the number on the way that was lost; empty if exact arithmetic has no value either.
         refused: the code that was tried, if none of it is right.
         situation: what the calls say about advice that is not tried.
@@ -88,6 +89,7 @@ class Advice(NamedTuple):
 
     remedy: str = ""
     replaces: int | None = None
+    until: int | None = None
     exact: str = ""
     refused: tuple[str, ...] = ()
     situation: str = ""
@@ -138,7 +140,7 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls) -> Advice:
         other_than = re.sub(r"\d", "", best.line)  # two rewrites may differ in numbers alone
         others = [each for each in found if each.choice and best.choice and re.sub(r"\d", "", each.line) != other_than]
         text = "\n".join([_told(best), *map(_or, others[:1])])
-        return Advice(text, best.replaces, exact, tried=(best, *others[:1]))
+        return Advice(text, best.replaces, exact=exact, tried=(best, *others[:1]))
     if lost is None and (away := kept_away(failed)) is not None:
         return Advice(*away)
     constant = constant_lost(lost, failed)
@@ -150,7 +152,7 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls) -> Advice:
         return Advice(*wider, exact, situation=situation)
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
     if bound:
-        return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), None, exact)
+        return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), exact=exact)
     if exact and (grown := _grown(failed)):
         return Advice(exact=f"{exact}; {grown}", situation=GROWTH)
     if constant is not None or lost is not None and lost.fits and lost.is_beyond:

@@ -31,6 +31,7 @@ from ..program.source import (
     expression_of_module,
     is_all_of,
     is_rebound,
+    to_return,
     with_each,
     with_each_in,
     with_result,
@@ -40,8 +41,12 @@ from .conversion import Calls, Line, calls_of
 from .exact import CLOSE, Lost, Outcome, exactly, exists, failed_at, measured, outcome, texts_of
 
 
-def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) -> tuple[str, int] | None:
-    """A line in a wider dtype, with what it gives, and its number. None if that does not give the exact numbers.
+def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) -> tuple[str, int, int | None] | None:
+    """A line, or a function from a line on, in a wider dtype, with what it gives.
+
+    Returns:
+        The code, the number of the line, and that of the last line if the code replaces several. None if that does not
+        give the exact numbers.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
@@ -72,7 +77,7 @@ def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) ->
 
 def _in_a_wider_dtype(
     chains: Sequence[Chain], end: int, calls: Calls, firsts: Sequence[Call]
-) -> tuple[str, int] | None:
+) -> tuple[str, int, int | None] | None:
     """The line of one of these calls, in the formula that ends with one of the chains, in a wider dtype.
 
     What follows takes the dtype from there. If it does not, the line gives the dtype back that it had. If this is no
@@ -94,14 +99,25 @@ def _in_a_wider_dtype(
         for way, write in (
             (line, _operands_converted),
             (line._replace(is_from_here=True), _names_converted),
-            (line._replace(goes_back=True), _operands_converted),
+            (line._replace(goes_back="line"), _operands_converted),
+            (line._replace(goes_back="function"), _operands_converted),
+            (line._replace(is_from_here=True, goes_back="function"), _names_converted),
         ):
-            written = write(chains, way, known)
+            written, until = write(chains, way, known), None
+            if written and way.goes_back == "function":
+                method = _method_back(chains, way)
+                written, until = to_return(written, first.place, f".{method}()") if method else ("", None)
             if written:
                 value = _value_of(way, chains, end, before, exact)
                 if value is not None:
-                    return _told(value, str(wider).removeprefix("torch."), written), first.place.line
+                    return _told(value, str(wider).removeprefix("torch."), written), first.place.line, until
     return None
+
+
+def _method_back(chains: Sequence[Chain], line: Line) -> str:
+    """The method that gives results of a line, or of a function, the dtype back that they had; empty if it differs."""
+    dtypes = {tensor.dtype for chain in chains for tensor, call in chain.made.values() if line.is_within(call)}
+    return _METHODS.get(next(iter(dtypes)), "") if len(dtypes) == 1 else ""
 
 
 def _value_of(line: Line, chains: Sequence[Chain], end: int, before: Outcome, exact: Outcome) -> float | None:
@@ -139,10 +155,9 @@ def _operands_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> st
     if not texts:
         return ""
     code = with_each_in(expressions, {text: f"{closed(text)}.{_METHODS[line.dtype]}()" for text in texts})
-    if code is None or not line.goes_back:
+    if code is None or line.goes_back != "line":
         return code or ""
-    results = {tensor.dtype for chain in chains for tensor, call in chain.made.values() if line.has(call)}
-    method = _METHODS.get(*results) if len(results) == 1 else None
+    method = _method_back(chains, line)
     return with_result(code, f".{method}()") if method and is_all_of(expressions) else ""
 
 
@@ -194,7 +209,7 @@ def _told(value: float, dtype: str, line: str) -> str:
 
 def _in_float32(
     chains: Sequence[Chain], module: str, at: tuple[int, ...], calls: Calls, autocast: str = ""
-) -> tuple[str, int] | None:
+) -> tuple[str, int, int | None] | None:
     """The line of a call that left float16, with this call in float32, and without the autocast of a device, if any."""
     failed = chains[-1].call
     if Line(failed, torch.float32, is_alone=True).converted(calls) is None:
@@ -220,7 +235,7 @@ def _in_float32(
         if with_each(line, {}) is None or not can_come_before(failed.place):
             return None  # it is a part of a statement
         line = f"with torch.autocast({autocast}, enabled=False):\n    {line}"
-    return _told(run.result[at].item(), "float32", line), failed.place.line
+    return _told(run.result[at].item(), "float32", line), failed.place.line, None
 
 
 _NEAR = 2e-2
@@ -278,7 +293,7 @@ def constant_lost(lost: Lost | None, chain: Chain) -> float | None:
     return next((each for each in numbers if each > 0 and float(torch.tensor(each, dtype=result.dtype)) == 0), None)
 
 
-def larger_constant(constant: float, lost: Lost, chain: Chain) -> tuple[str, int] | None:
+def larger_constant(constant: float, lost: Lost, chain: Chain) -> tuple[str, int, int | None] | None:
     """The line with the smallest power of 10 that works, what it gives, and its number; None if none does."""
     assert lost.key is not None
     result, call = chain.made[lost.key]
@@ -307,4 +322,4 @@ def larger_constant(constant: float, lost: Lost, chain: Chain) -> tuple[str, int
     dtype = str(result.dtype).removeprefix("torch.")
     why = f"# a choice: {number(value)}, because {dtype} rounds {number(constant)} to 0"
     told = f"{why}. Tried on your numbers: value {number(found)}, gradient {number(gradient)}"
-    return f"{told}\n{expression.line[:begin]}{code}{expression.line[end:]}", call.place.line
+    return f"{told}\n{expression.line[:begin]}{code}{expression.line[end:]}", call.place.line, None

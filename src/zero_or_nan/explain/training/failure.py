@@ -195,7 +195,7 @@ def run_with_remedy(report: Report, step: Callable[[], Any], before: Before, hab
     if in_several_processes():
         origin.again = "the step was not run again with this line: the other processes would have to run it, too"
         return
-    line = Pasted(origin.filename, origin.replaces, origin.remedy)
+    line = Pasted(origin.filename, origin.replaces, origin.remedy, origin.until)
     watch, watch_end = Watch(Report()), _Watch(before, habits, Course(), is_trial=True)
     result = None
     try:
