@@ -14,6 +14,7 @@ from torch import nn
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
+from zero_or_nan.explain.program.pasted import Pasted
 
 told = telling("operator")
 
@@ -430,6 +431,7 @@ def test_an_infinite_loss_whose_gradient_is_finite(form):
 
 STEP = """import torch
 from zero_or_nan import explain
+from zero_or_nan.explain.program.pasted import Pasted
 w = torch.zeros(2, requires_grad=True)
 optimizer, runs = torch.optim.SGD([w], 0.1), []
 def f(x):
@@ -485,3 +487,13 @@ def test_the_step_runs_once_more_with_the_remedy_in_it(name, tmp_path):
     assert says in origin.again and origin.again in str(origin), origin
     assert names["f"].__code__ is code and names["w"].tolist() == [0, 0] and names["w"].grad is None
     assert origin.source in path.read_text() + module.read_text()
+
+
+def test_several_lines_are_replaced(tmp_path):
+    path = tmp_path / "step.py"
+    path.write_text("def f(x):\n    y = x**2\n    return y\nend = 1\n")
+    pasted = Pasted(str(path), 2, "y = x.double() ** 2\ny = y + 1\nreturn y.float()", 3)
+    assert "".join(pasted.lines).splitlines()[1:] == [
+        "    y = x.double() ** 2", "    y = y + 1", "    return y.float()", "end = 1",
+    ]  # fmt: skip
+    assert [pasted.line_before(line) for line in (1, 2, 5)] == [1, 2, 4]
