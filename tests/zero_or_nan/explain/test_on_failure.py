@@ -431,7 +431,6 @@ def test_an_infinite_loss_whose_gradient_is_finite(form):
 
 STEP = """import torch
 from zero_or_nan import explain
-from zero_or_nan.explain.program.pasted import Pasted
 w = torch.zeros(2, requires_grad=True)
 optimizer, runs = torch.optim.SGD([w], 0.1), []
 def f(x):
