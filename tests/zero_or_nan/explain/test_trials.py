@@ -292,6 +292,9 @@ ADVICE = {  # as above, where no line of the program is replaced
     "it leaves float16 once more": (
         [2.0], "s = x.half() * 4e4\nt = s * 2\nloss = t.to(torch.float16).sum() / 2", NOT_IN_FLOAT32
     ),
+    "a difference that float64 loses, too": (
+        [1.0], "a = x * 1e37\nb = torch.lgamma(a + 2) - torch.lgamma(a)\nloss = b.sum()", "overflow"
+    ),
     "a number that the dtype has no room for": ([100.0], "loss = x.exp().sum()", f"{BOUND}, and changes what"),
     "another module contains this one": (
         [[1.0, 2.0]], "net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 1)).half()\n"

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..births.arithmetic import number
+from ..births.call import Call
 from ..births.chain import Chain
 from ..program.source import closed, expression_at, with_each_in
 from ..program.tensors import are_finite, not_finite
@@ -90,6 +92,27 @@ def have_limits(chain: Chain, changed: Chain) -> bool:
         limits = _common(torch.stack([each.gradients[key] for each in moved]))
         chosen = now.gradients.get(key, torch.zeros_like(slope))
         if bool((not_finite(slope) & ((limits - chosen).abs() > 5e-2 * (1 + chosen.abs()))).any()):
+            return False
+    return True
+
+
+def is_steady(chain: Chain) -> bool:
+    """Whether float64 has enough digits for a chain: other last digits of each result change it a little at most."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rounded(call: Call) -> Call:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = call.func(*args, **kwargs)
+            is_float = isinstance(result, Tensor) and result.dtype is torch.float64
+            return result * (1 + 1e-15 * _drawn(torch.randn, result, generator)) if is_float else result
+
+        return call._replace(func=run)
+
+    other = outcome(chain.with_calls(rounded).run(torch.float64))
+    for was, now in zip(outcome(chain.run(torch.float64)).parts, other.parts, strict=True):
+        known = was.isfinite()
+        largest = float(was[known].abs().max()) if bool(known.any()) else 0.0
+        if not torch.allclose(now, was, rtol=1e-4, atol=1e-4 * largest, equal_nan=True):
             return False
     return True
 

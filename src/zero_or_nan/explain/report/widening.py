@@ -39,6 +39,7 @@ from ..program.source import (
 from ..program.tensors import are_finite, each_in
 from .conversion import Calls, Line, calls_of
 from .exact import CLOSE, Lost, Outcome, exactly, exists, failed_at, measured, outcome, texts_of
+from .gaps import is_steady
 
 
 def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) -> tuple[str, int, int | None] | None:
@@ -123,6 +124,8 @@ def _method_back(chains: Sequence[Chain], line: Line) -> str:
 def _value_of(line: Line, chains: Sequence[Chain], end: int, before: Outcome, exact: Outcome) -> float | None:
     """What a formula gives with another line, if it is exact, and if what follows takes the dtype."""
     near = 1e-4 if line.dtype is torch.float64 else _NEAR
+    if line.dtype is torch.float64 and not is_steady(chains[end]):
+        return None
     with contextlib.suppress(RuntimeError):
         found, *_ = [outcome(line.converts(chain).run()) for chain in reversed(chains[: end + 1])]
         for was, now, right in zip(before.parts, found.parts, exact.parts, strict=True):
