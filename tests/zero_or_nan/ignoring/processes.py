@@ -5,7 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 import zero_or_nan
+
+needs_two = [
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed"),
+    pytest.mark.timeout(200),
+]
 
 BEGIN = f"""
 import contextlib, json, math, os, sys, warnings

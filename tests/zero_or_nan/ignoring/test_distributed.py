@@ -1,13 +1,9 @@
 """Training on two processes: plain PyTorch's bits on clean rows, and its gradient of the good ones on bad."""
 
 import pytest
-import torch
-from processes import results_of_two
+from processes import needs_two, results_of_two
 
-pytestmark = [
-    pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed"),
-    pytest.mark.timeout(200),
-]
+pytestmark = needs_two
 
 SCRIPT = """
 from torch.distributed import fsdp

@@ -5,14 +5,10 @@ import json
 import re
 
 import pytest
-import torch
-from processes import results_of_two
+from processes import needs_two, results_of_two
 from sample import WHOLE
 
-pytestmark = [
-    pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed"),
-    pytest.mark.timeout(200),
-]
+pytestmark = needs_two
 
 # Of x (6, 4), whose rows 1, 2 and 4 are bad, and w (4, 4): `ok` tells the good rows, `rows` sums up what they give.
 PROGRAMS = {
