@@ -176,15 +176,11 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> tuple[Book, subprocess.Comp
     return book, book.run("book", "--timeout", "3")
 
 
-def test_what_fails_stops_the_build_and_leaves_the_site_of_yesterday(bad):
+def test_what_fails_stops_the_build_and_leaves_the_site_of_yesterday_and_only_what_went_well_is_cached(bad):
     book, done = bad
     assert done.returncode == 1
     assert [path.name for path in book.site.rglob("*")] == ["index.html"]
     assert (book.site / "index.html").read_text(encoding="utf-8") == "the site of yesterday"
-
-
-def test_only_what_went_well_is_cached_and_handed_on(bad):
-    book, done = bad
     assert states(done.stdout) == dict.fromkeys(BAD, "ran")
     assert [chapter.stem for chapter in cached(Project(book.root))] == ["fine", "allowed"]
 

@@ -5,6 +5,7 @@ while a CUDA graph is captured, and users set another default device.
 """
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -21,29 +22,22 @@ from zero_or_nan.ignoring.engine import attach
 # Threads.
 
 
-def in_a_thread_of_the_engine(run, works_for):
-    """Run a function in a backward pass of another thread, which works for a thread."""
-
-    def work():
-        attach._keep_in_tls(attach._HOME, works_for)
-        x = ones(1, requires_grad=True)
-        x.register_hook(lambda gradient: run())
-        x.backward()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-
 @pytest.fixture
 def passes_inside_in_another_thread(monkeypatch):
     """As on a GPU, a reentrant checkpoint runs its pass in a thread that works for the one that began backward."""
     start, here = torch.autograd.backward, threading.get_ident()
 
+    def work(*args, **kwargs):
+        attach._keep_in_tls(attach._HOME, here)
+        x = ones(1, requires_grad=True)
+        x.register_hook(lambda gradient: start(*args, **kwargs))
+        x.backward()
+
     def backward(*args, **kwargs):
         if attach.engine_run() == -1:
             return start(*args, **kwargs)
-        return in_a_thread_of_the_engine(lambda: start(*args, **kwargs), here)
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(work, *args, **kwargs).result()
 
     monkeypatch.setattr(torch.autograd, "backward", backward)
 
@@ -123,17 +117,16 @@ def test_what_a_kernel_would_assert_is_refused_before_it_runs(call):
         assert len(list(right())) == 11
 
 
-def one_row_too_few(embeddings, anchors):
-    """If `explain.probe` takes one row of `embeddings`, the other anchors are out of range."""
-    return -embeddings[anchors].softmax(1).log().mean()
-
-
 @pytest.mark.usefixtures("on_a_gpu")
 def test_the_search_refuses_them_and_finds_the_same(monkeypatch):
-    refused = []
-    would_assert = rerun.would_assert
+    """If `explain.probe` takes one row of `embeddings`, the other anchors are out of range."""
+    refused, would_assert = [], rerun.would_assert
     monkeypatch.setattr(rerun, "would_assert", lambda *call: would_assert(*call) and not refused.append(call[0]))
-    report = explain.probe(one_row_too_few, torch.randn(4, 3, requires_grad=True), tensor([3, 2, 1, 0]))
+
+    def loss(embeddings, anchors):
+        return -embeddings[anchors].softmax(1).log().mean()
+
+    report = explain.probe(loss, torch.randn(4, 3, requires_grad=True), tensor([3, 2, 1, 0]))
     assert refused and [finding.function for finding in report.findings] == ["log"]
 
 
@@ -175,19 +168,10 @@ def test_a_pack_is_unpacked_on_its_own_device():
 # A graph that is captured.
 
 
-@pytest.fixture
-def captured(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-
-
-@pytest.mark.usefixtures("captured")
-def test_nothing_is_read_while_a_graph_is_captured():
-    def step():
-        x = tensor([0.0, 1.0], requires_grad=True)
-        x.log().sum().backward()
-
-    report = report_of(step)
+def test_nothing_is_read_while_a_graph_is_captured(monkeypatch):
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    report = report_of(lambda: tensor([0.0, 1.0], requires_grad=True).log().sum().backward())
     assert report.ok and "was captured in a CUDA graph" in report.notes[0] and not report.passes
     loss = ones(2, requires_grad=True).log().sum()
     for call in (lambda: ignoring.backward(loss), lambda: ignoring.grad(loss, [loss])):

@@ -8,6 +8,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -148,11 +149,8 @@ def test_one_watch_is_entered_once():
 
 
 def in_threads(function, *arguments):
-    threads = [threading.Thread(target=function, args=[each]) for each in arguments]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(function, arguments))
 
 
 def test_two_threads():
@@ -173,39 +171,33 @@ def test_two_threads():
     assert reports == {torch.log: ["log"], torch.sqrt: ["sqrt"]} and report.ok and not report.passes
 
 
+def overlap(context, inside=lambda: None):
+    """Two threads leave a context in the order in which they entered it."""
+    steps = threading.Barrier(2, timeout=20)
+
+    def work(waits):
+        for _ in range(waits):
+            steps.wait()
+        with context():
+            steps.wait()
+            inside()
+            steps.wait()
+        for _ in range(1 - waits):
+            steps.wait()
+
+    in_threads(work, 0, 1)
+
+
 def test_the_compiler_compiles_after_two_threads():
-    """They leave their modes in the order in which they entered them, which leaves flags of PyTorch set."""
-    entered, left = threading.Event(), threading.Event()
-
-    def work():
-        with Mode():
-            entered.set()
-            left.wait(20)
-
-    other = threading.Thread(target=work)
-    with Mode():
-        other.start()
-        entered.wait(20)
-    left.set()
-    other.join()
+    """PyTorch's flags for the modes would stay set."""
+    overlap(Mode)
     assert not is_in_torch_dispatch_mode()
 
 
 def test_the_filters_of_warnings_after_two_threads():
     """Each silences itself alone, whichever ends first."""
-    steps = threading.Barrier(2, timeout=20)
-
-    def work(ends_first):
-        with without_warnings():
-            steps.wait()
-            warnings.warn("of a thread that is silent", stacklevel=1)
-            if not ends_first:
-                steps.wait()
-        if ends_first:
-            steps.wait()
-
     before = list(warnings.filters)
-    in_threads(work, True, False)
+    overlap(without_warnings, lambda: warnings.warn("of a thread that is silent", stacklevel=1))
     assert list(warnings.filters) == before
     with pytest.warns(UserWarning, match="of this thread"):
         warnings.warn("of this thread", stacklevel=1)

@@ -1,5 +1,6 @@
 """Backends that show as much of a compiled graph as `aot_eager` or inductor do, and gradients of what they compile."""
 
+import pytest
 import torch
 from telling import told
 from torch._dynamo.backends.common import aot_autograd
@@ -7,6 +8,13 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 
 from zero_or_nan import ignoring
+
+quiet_compiler = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    *map(pytest.mark.filterwarnings, (f"ignore:{said}" for said in (
+        "Your compiler for AOTAutograd", "`torch.jit:DeprecationWarning", "Skipping serial"
+    ))),
+]  # fmt: skip
 
 
 def gradient(program, x, backward=ignoring.backward):

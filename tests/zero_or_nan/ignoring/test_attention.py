@@ -30,17 +30,8 @@ def wanted(tensors, grad, used, bias, **rest):
 # The CPU's kernel, as users call it.
 
 
-def heads_can_be_shared():
-    """Whether this release's kernel has fewer heads of keys and values."""
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        try:
-            F.scaled_dot_product_attention(*(torch.ones(1, n, 2, 2) for n in (2, 1, 1)), enable_gqa=True)
-        except RuntimeError:
-            return False
-    return True
-
-
-HEADS = [(1, 1), (4, 4), *([(4, 2), (6, 1)] if heads_can_be_shared() else [])]
+# Before 2.9, the kernel has as many heads of keys and values.
+HEADS = [(1, 1), (4, 4), *([(4, 2), (6, 1)] if torch.__version__ >= (2, 9) else [])]
 
 
 def sample(seed):
@@ -53,12 +44,9 @@ def sample(seed):
 
     heads, shared = one_of(*HEADS)
     batch, tokens, others, features = one_of(2, 5), one_of(1, 7, 70), one_of(7, 70), one_of(4, 16, 33)
-    if seed % 2:  # as a layer makes them, heads after the tokens in memory
-        shapes = [(batch, tokens, heads, features), *2 * [(batch, others, shared, features)]]
-        clean = [torch.randn(shape).transpose(1, 2) for shape in shapes]
-    else:
-        shapes = [(batch, heads, tokens, features), *2 * [(batch, shared, others, features)]]
-        clean = [torch.randn(shape) for shape in shapes]
+    shapes = [(batch, tokens, heads, features), *2 * [(batch, others, shared, features)]]
+    clean = [torch.randn(shape).transpose(1, 2) for shape in shapes]  # as a layer makes them
+    clean = clean if seed % 2 else [t.contiguous() for t in clean]
     kind = one_of("none", "causal", "bool", "bool", "-inf", "per head")
     mask = None
     if kind == "bool":
@@ -67,9 +55,8 @@ def sample(seed):
         mask[0, 0, tokens // 2] = False
     elif kind != "none" and kind != "causal":
         mask = torch.randn(batch, heads if kind == "per head" else 1, tokens, others)
-        mask = mask.masked_fill(torch.rand(mask.shape) < 0.3, -inf).masked_fill(
-            torch.arange(others) == others - 1, -inf
-        )
+        mask = mask.masked_fill(torch.rand(mask.shape) < 0.3, -inf)
+        mask[..., -1] = -inf
     poisoned = [t.clone() for t in clean]
     used = torch.ones(clean[0].shape, dtype=torch.bool)
     poison = one_of(nan, inf, 3e38)
@@ -172,13 +159,11 @@ def test_several_threads_keep_the_bits():
 
 # Kernels of other devices, by their formula.
 
-HEADS_FIRST = [
-    "_scaled_dot_product_cudnn_attention_backward",
-    "_scaled_dot_product_efficient_attention_backward",
-    "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_fused_attention_overrideable_backward",
-]
+HEADS_FIRST = [f"_scaled_dot_product_{kind}attention{more}_backward" for kind, more in (
+    ("cudnn_", ""), ("efficient_", ""), ("flash_", ""), ("fused_", "_overrideable")
+)]  # fmt: skip
 TOKENS_FIRST = ["_efficient_attention_backward", "_flash_attention_backward"]
+WITHOUT_BIAS = ["_scaled_dot_product_flash_attention_backward", "_flash_attention_backward"]
 SEED = 5
 
 
@@ -204,22 +189,23 @@ class Kernel:
         )  # fmt: skip
         return {a.name: known[a.name] for a in self._schema.arguments if a.name in known}
 
+    def turned(self, t):
+        """From batch × heads × tokens to this kernel's order, and back."""
+        return t.transpose(1, 2) if self.name in TOKENS_FIRST else t
+
     def __call__(self, **given):
         self.runs += 1
-        grad = given.get("grad_out", given.get("grad_out_"))
-        query, key, value, out, logsumexp = (given[n] for n in ("query", "key", "value", "out", "logsumexp"))
-        flat = query.dim() == 3
-        shaped = [t.unsqueeze(0) if flat else t for t in (grad, query, key, value, out)]
-        if self.name in TOKENS_FIRST:
-            shaped = [t.transpose(1, 2) for t in shaped]
-        grad, query, key, value, out = shaped
+        grad, starts, bias = (
+            next((given[name] for name in names.split() if name in given), None)
+            for names in ("grad_out grad_out_", "cu_seqlens_q cum_seq_q", "attn_bias bias")
+        )
+        flat, logsumexp = grad.dim() == 3, given["logsumexp"]
+        shaped = grad, *(given[name] for name in ("query", "key", "value", "out"))
+        grad, query, key, value, out = (self.turned(t.unsqueeze(0) if flat else t) for t in shaped)
         heads, shared = query.shape[1], key.shape[1]
         key, value = (t.repeat_interleave(heads // shared, 1) for t in (key, value))
-        starts = given.get("cu_seqlens_q", given.get("cum_seq_q"))
-        bias = given.get("attn_bias", given.get("bias"))
-        scores = query @ key.mT * given["scale"] + (0 if bias is None else bias)
         cut = cut_of(query, key, given.get("is_causal") or given.get("custom_mask_type"), starts)
-        scores = scores.masked_fill(cut, -inf)
+        scores = (query @ key.mT * given["scale"] + (0 if bias is None else bias)).masked_fill(cut, -inf)
         if starts is not None and logsumexp.dim() == 3:  # for each sequence
             lengths = (starts[1:] - starts[:-1]).tolist()
             logsumexp = torch.cat([each[:, :length] for each, length in zip(logsumexp, lengths, strict=True)], -1)
@@ -234,9 +220,7 @@ class Kernel:
         if starts is not None:
             for t in results:
                 t[..., starts[-1] :, :] = 7.0
-        if self.name in TOKENS_FIRST:
-            results = [t.transpose(1, 2) for t in results]
-        results = [t.squeeze(0) for t in results] if flat else results
+        results = [self.turned(t).squeeze(0) if flat else self.turned(t) for t in results]
         return (*results, to_scores) if len(self._schema.returns) == 4 else tuple(results)
 
 
@@ -256,7 +240,6 @@ def cut_of(query, key, causal, starts):
     return cut
 
 
-WITHOUT_BIAS = ["_scaled_dot_product_flash_attention_backward", "_flash_attention_backward"]
 CASES = [
     (name, case)
     for name in (*HEADS_FIRST, *TOKENS_FIRST)
@@ -268,17 +251,15 @@ CASES = [
 @pytest.mark.parametrize(("poison", "dropout"), [(nan, 0.0), (3e38, 0.4)])
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_another_devices_kernel(name, case, poison, dropout):
-    packed = case.startswith("packed")
-    takes_bias = name not in WITHOUT_BIAS
+    packed, causal = "packed" in case, "causal" in case
     torch.manual_seed(0)
     kernel = Kernel(name)
     batch, tokens, features = 1 if packed else 3, 12, 5
     heads, shared = (4, 2) if case == "shared heads" else (2, 2)
     clean = [torch.randn(batch, n, tokens, features) for n in (heads, shared, shared)]
     grad = torch.randn(batch, heads, tokens, features)
-    bias = torch.randn(batch, heads, tokens, tokens) if takes_bias else None
+    bias = None if name in WITHOUT_BIAS else torch.randn(batch, heads, tokens, tokens)
     starts = torch.tensor([0, 4, 9], dtype=torch.int32) if packed else None
-    causal = "causal" in case
     cut = cut_of(clean[0], clean[1], causal, starts).expand(batch, heads, -1, -1)
     used = torch.ones(batch, heads, tokens, features, dtype=torch.bool)
     poisoned = [t.clone() for t in clean]
@@ -303,7 +284,7 @@ def test_another_devices_kernel(name, case, poison, dropout):
         poisoned[0][1, 0, 2] = poison
         for t in poisoned:
             t[0] = poison
-        if takes_bias:
+        if bias is not None:
             bias[1, 0, 2] = nan
     grad = grad * used
     kept = kept_of((batch, heads, tokens, tokens), dropout)
@@ -333,8 +314,7 @@ def test_another_devices_kernel(name, case, poison, dropout):
     reference = wanted(clean, grad, used, hidden, scale=0.3, kept=kept.double())
 
     def turned(t):
-        t = t.transpose(1, 2) if name in TOKENS_FIRST else t
-        return t.squeeze(0) if packed and name == "_flash_attention_backward" else t
+        return kernel.turned(t).squeeze(0) if packed and name == "_flash_attention_backward" else kernel.turned(t)
 
     given = kernel.arguments(map(turned, poisoned), turned(out), logsumexp, bias, causal, dropout, starts)
     exact = kernel(grad_out=turned(grad), **given)

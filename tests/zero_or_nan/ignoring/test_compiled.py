@@ -4,19 +4,14 @@ import random
 
 import pytest
 import torch
-from regions import as_inductor, gradient, of_others
+from regions import as_inductor, gradient, of_others, quiet_compiler
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 NAN = float("nan")
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_compiler"),
-    pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Skipping serial"),
-]
+pytestmark = quiet_compiler
 
 
 def in_place(x):

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 import torch._inductor.config
-from regions import as_inductor, gradient, selected
+from regions import as_inductor, gradient, quiet_compiler, selected
 from telling import told
 from torch.utils.checkpoint import checkpoint
 
@@ -15,12 +15,7 @@ from zero_or_nan.ignoring.extras.compiled import region as graphs
 
 NAN = float("nan")
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_compiler"),
-    pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Skipping serial"),
-]
+pytestmark = quiet_compiler
 
 
 def test_marks_keep_what_was_set_before(marked, monkeypatch):

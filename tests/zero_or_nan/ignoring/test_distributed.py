@@ -1,32 +1,13 @@
 """Training on two processes: plain PyTorch's bits on clean rows, and its gradient of the good ones on bad."""
 
 import pytest
-import torch
-from processes import results_of_two
+from processes import needs_two, results_of_two
 
-pytestmark = [
-    pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed"),
-    pytest.mark.timeout(200),
-]
+pytestmark = needs_two
 
 SCRIPT = """
-import json, math, sys, warnings
-import torch
-import torch.distributed as dist
-from torch import nn
 from torch.distributed import fsdp
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
-from zero_or_nan import ignoring
-from zero_or_nan.ignoring.engine import passes
 
-rank, file, setups = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-mesh = init_device_mesh("cpu", (2,))
 quick = passes.is_safe
 
 
@@ -136,7 +117,7 @@ def close(a, b):
     return torch.allclose(a, b, rtol=1e-2 if half else 1e-5, atol=1e-3 if half else 1e-6)
 
 
-for name in setups:
+for name in arguments:
     half = name == "ddp_by_inductor"  # bfloat16
     make, replicated = globals()[name], name in ("tensor_parallel", "distributed_tensors")
     torch.manual_seed(1 if replicated else 1 + rank)
@@ -145,14 +126,14 @@ for name in setups:
     try:
         plain = trained(torch.autograd, make, good)
     except AttributeError:  # 2.6 has streams of the CPU without what fsdp2 asks of them
-        print("result " + json.dumps([name, None]), flush=True)
+        tell(name, None)
         continue
     results = {"clean": compared(make, good, plain, torch.equal)}
     results["bad"] = compared(make, bad if replicated or rank else good, plain, close)
     passes.is_safe = lambda *_: False
     results["clean, without the quick look"] = compared(make, good, plain, torch.equal)
     passes.is_safe = quick
-    print("result " + json.dumps([name, results]), flush=True)
+    tell(name, results)
 dist.barrier()
 dist.destroy_process_group()
 """

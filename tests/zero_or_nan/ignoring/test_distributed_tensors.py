@@ -5,14 +5,10 @@ import json
 import re
 
 import pytest
-import torch
-from processes import results_of_two
+from processes import needs_two, results_of_two
 from sample import WHOLE
 
-pytestmark = [
-    pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed"),
-    pytest.mark.timeout(200),
-]
+pytestmark = needs_two
 
 # Of x (6, 4), whose rows 1, 2 and 4 are bad, and w (4, 4): `ok` tells the good rows, `rows` sums up what they give.
 PROGRAMS = {
@@ -39,27 +35,11 @@ WAYS = {
 MOST = 9 if WHOLE else 3
 
 SCRIPT = """
-import contextlib, itertools, json, math, os, sys, warnings
-from datetime import timedelta
 from unittest import mock
-import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module)
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
-from zero_or_nan import ignoring
-from zero_or_nan.ignoring.engine import passes
 
-rank, file, (programs, pairs, most) = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-torch.set_num_threads(1)
-# Who waits for another process in vain gets an error, and the cases before are told.
-dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2, timeout=timedelta(seconds=20))
-mesh = init_device_mesh("cpu", (2,))
+programs, pairs, most = json.loads(arguments[0])
 plane = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
 nan, inf = math.nan, math.inf
 here = slice(3 * rank, 3 * rank + 3)
@@ -376,20 +356,19 @@ def checked(check):
     return problems
 
 
-def told(name, check, *args):
+def attempt(check, *args):
     try:
-        found = check(*args)
+        return check(*args)
     except Exception as error:
-        found = [repr(error)]
-    print("result " + json.dumps([name, found]), flush=True)
+        return [repr(error)]
 
 
 for name, text in programs.items():
-    told(name, followed, text, pairs[name], most)
+    tell(name, attempt(followed, text, pairs[name], most))
 for name in RECIPES:
-    told(name, followed_recipe, name)
+    tell(name, attempt(followed_recipe, name))
 for name, check in REGIONS.items():
-    told(name, checked, check)
+    tell(name, attempt(checked, check))
 os._exit(0)  # whoever lost touch would wait for the others
 """
 
@@ -401,7 +380,7 @@ CASES = [*PROGRAMS, *re.findall(r'^@re(?:cipe|gion)\("([^"]+)"', SCRIPT, re.MULT
 def results(tmp_path_factory):
     """By case: what went wrong on each rank; None where plain PyTorch can't do it."""
     store = tmp_path_factory.mktemp("tensors") / "store"
-    return results_of_two(SCRIPT, store, CASES, json.dumps([PROGRAMS, WAYS, MOST]), timeout=150)
+    return results_of_two(SCRIPT, store, CASES, json.dumps([PROGRAMS, WAYS, MOST]), timeout=150, patience=20)
 
 
 @pytest.mark.parametrize("case", CASES)

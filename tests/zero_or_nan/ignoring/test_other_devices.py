@@ -41,47 +41,33 @@ def played():
         yield
 
 
-def run(x, weight, stride, hx, cx, mode, layers, batch_first, dropout, train, both_ways, sizes):
-    """What the recurrent net gives, by PyTorch's functions for this processor."""
-    states = (hx, cx) if mode == MODES["LSTM"] else hx
-    function = [torch._VF.rnn_relu, torch._VF.rnn_tanh, torch._VF.lstm, torch._VF.gru][mode]
-    how = (list(weight), stride > 3, layers, dropout, train, both_ways)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a projection is not done by the kernel for processors
-        if sizes:
-            out, *last = function(x, torch.tensor(sizes), states, *how)
-        else:
-            out, *last = function(x, states, *how, batch_first)
-    return (out, *last) if len(last) == 2 else (out, last[0], torch.empty(0))
+RUNS = []
+"""The leaves and the results of each forward run of a recurrent net, by PyTorch's functions for this processor."""
 
 
 def forward(
     x, weight, stride, buffer, hx, cx, mode, size, projected, layers, first, dropout, train, both_ways, sizes, _
 ):
-    out, hy, cy = run(x, weight, stride, hx, cx, mode, layers, first, dropout, train, both_ways, sizes)
-    # What is kept is the kernel's own, and backward computes from that alone.
-    kept = torch.cat([t.detach().flatten() for t in (x, hx, cx) if t is not None]).view(torch.uint8).clone()
-    return out.detach(), hy.detach(), cy.detach(), kept, torch.empty(0)
+    given = [t.detach().requires_grad_() for t in (x, hx, cx, *weight) if t is not None]
+    states, weight = given[1 : -len(weight)], given[-len(weight) :]
+    function = [torch._VF.rnn_relu, torch._VF.rnn_tanh, torch._VF.lstm, torch._VF.gru][mode]
+    how = (states if cx is not None else states[0], weight, stride > 3, layers, dropout, train, both_ways)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a projection is not done by the kernel for processors
+        results = function(given[0], torch.tensor(sizes), *how) if sizes else function(given[0], *how, first)
+    RUNS.append((given, results))
+    shown = *(result.detach() for result in results), torch.empty(0)
+    return (*shown[:3], torch.tensor([len(RUNS) - 1]), torch.empty(0))
 
 
-def backward(
-    x, weight, stride, buffer, hx, cx, out, to_out, to_hy, to_cy, mode, size, projected, layers, first, dropout, train,
-    both_ways, sizes, dropped, kept, wanted,
-):  # fmt: skip
-    parts, given = kept.view(torch.float32), []
-    for t in (x, hx, cx):
-        if t is not None:
-            given.append(parts[: t.numel()].clone().view_as(t).requires_grad_())
-            parts = parts[t.numel() :]
-    weight = [w.detach().requires_grad_() for w in weight]
-    cell = given[2] if len(given) == 3 else None
-    results = run(given[0], weight, stride, given[1], cell, mode, layers, first, dropout, train, both_ways, sizes)
-    grads = [(r, g) for r, g in zip(results, (to_out, to_hy, to_cy), strict=True) if g is not None and r.numel()]
-    total = sum((r * g).sum() for r, g in grads)
-    found = torch.autograd.grad(total, [*given, *weight], allow_unused=True)
-    found = [torch.zeros_like(t) if g is None else g for t, g in zip([*given, *weight], found, strict=True)]
-    kept.fill_(255)  # NaN: it can't be used again
-    return found[0], found[1], found[2] if cell is not None else None, found[len(given) :] if wanted[3] else []
+def backward(*args):
+    """Backward computes from what the forward run kept alone, which can't be used again."""
+    kept, (given, results) = args[-2], RUNS[args[-2]]
+    total = sum((r * g).sum() for r, g in zip(results, args[7:10], strict=False) if g is not None)
+    found = torch.autograd.grad(total, given, retain_graph=True, allow_unused=True, materialize_grads=True)
+    kept.fill_(len(RUNS))
+    cell = [found[2] if args[5] is not None else None]
+    return (*found[:2], *cell, found[-len(args[1]) :] if args[-1][3] else [])
 
 
 def lstm_cell(of_input, of_state, before, *biases):
@@ -124,7 +110,7 @@ KERNELS = {
     "_cudnn_rnn": with_autograd(forward),
     "_cudnn_rnn_backward": with_autograd(backward),
     "miopen_rnn": with_autograd(lambda *args: forward(*args[:3], None, *args[3:7], 0, *args[7:])),
-    "miopen_rnn_backward": with_autograd(lambda *args: backward(*args[:12], 0, *args[12:])),
+    "miopen_rnn_backward": with_autograd(backward),
     "_thnn_fused_lstm_cell": lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
     "_thnn_fused_gru_cell": gru_cell,
