@@ -23,8 +23,9 @@ files that are named after it, so you can read on from any file.
 4. `watch/` sees what happens. `watch` replaces some functions of PyTorch while the block runs, and owns the other
    parts. `forward` checks what each function returns: `sqrt` gave 0, and `log` made -inf of this finite number, so the
    -inf was *born* there, and `clamp` took it. `backward` checks what each node of the graph passes on: the node of
-   `log` passed on a NaN, 0 × inf, and this NaN reached x. `regions` looks into compiled code. `shadow` runs this
-   backward pass first with `ignoring`, in a sandbox. That pass sends no gradient to the -inf.
+   `log` passed on a NaN, 0 × inf, and this NaN reached x. `regions` looks into compiled code, and `transforms` into
+   `torch.func`. `shadow` runs this backward pass first with `ignoring`, in a sandbox. That pass sends no gradient to
+   the -inf.
 5. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
    training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`. If
    the loss uses the element, `trial` finds other ways to write the formula that fit your calls, runs them on your

@@ -83,7 +83,7 @@ class Transforms:
                 self.look((args, kwargs), results[::2], lambda: repeat()[::2])
                 return results[0], _Pull(results[1], repeat), *results[2:]
             if twin is _vmap:
-                repeat = replace(repeat, twin=partial(again, samples=_bad_samples(results, args[2])))
+                repeat = replace(repeat, twin=lambda: again(samples=_bad_samples(results, args[2])))
             self.look((args, kwargs), results, repeat)
             return results
 
