@@ -50,11 +50,12 @@ torch._dynamo.eval_frame._orig_mod | a module's wrapper | explain names the wrap
 torch._dynamo.eval_frame._torchdynamo_disable | keeps the compiler out | Dynamo traces the beginning of a pass
 torch._dynamo.eval_frame.set_eval_frame or _maybe_set_eval_frame | where regions begin | Dynamo traces explain
 torch._functorch._aot_autograd.runtime_wrappers._backward_impl, _lazy_backward_info | regions | not followed
+torch._functorch.apis, eager_transforms | explain looks into torch.func | import fails
 torch._functorch.config.donated_buffer | keeps a region's arguments | follow_compiled fails
 torch._functorch.pyfunctorch.VmapInterpreter, temporarily_pop_interpreter_stack | see into torch.func | import fails
-torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack | reads what torch.func returns | import fails
 torch._functorch.pyfunctorch.retrieve_all_functorch_interpreters | sees into torch.func | import fails
 torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter | sees into torch.func | import fails
+torch._functorch.vmap._process_batched_inputs | vmap as a loop | import fails
 torch._higher_order_ops.flex_attention._mask_graph, _score_mod_other_buffers_len | masks | not followed
 torch._higher_order_ops.utils.saved_values or saved_tensors_and_symints | flex attention's mask | it is not followed
 torch._inductor.config.joint_custom_pre_pass, joint_custom_post_pass | mark compiled zeros | follow_compiled fails
@@ -88,6 +89,7 @@ torch.utils._python_dispatch.TorchDispatchMode | sees operators | import fails
 torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo | fast modes | fine, if older
 torch.utils._python_dispatch.is_in_torch_dispatch_mode | puts back flags after a mode | modes fail
 torch.utils._pytree.TreeSpec, keystr, tree_flatten_with_path, tree_map, tree_map_only | nested arguments | import fails
+torch.utils._pytree._broadcast_to_and_flatten | the dimensions of vmap | import fails
 torch.utils._pytree.tree_flatten, tree_unflatten, tree_leaves | nested arguments | import fails
 torch.utils.checkpoint._CachedTorchDispatchMode, _VersionWrapper | its cache | explain knows less
 torch.utils.checkpoint._recomputation_hook | sees a checkpoint run again | explain fails

@@ -13,7 +13,8 @@
   elements that a sparse tensor stores (`is_sparse`), at the indices `stored_at`. `joined` has the elements of several
   tensors. `is_wrapped`: a transform of `torch.func`, or an older one, has wrapped the tensor; `has_wrapper`: one of
   `torch.func` has. The tensor `inside_wrapper` may have another, and `unwrapped` has none. `any_of` says whether one is
-  True. `tree_map` and `tree_map_only` change the tensors of a tree.
+  True. `tree_map` and `tree_map_only` change the tensors of a tree; `tree_flatten`, `tree_unflatten` and
+  `broadcast_to_and_flatten` take it apart.
 - What PyTorch does in this process: `gpu_in_use`; in this thread: `functions_unseen`, `is_profiled` and
   `set_recording`. A `Mode` sees operators, and does not import the compiler; `push_mode` and `pop_mode` switch modes.
   `not_compiled` keeps the compiler out of a function.
@@ -54,6 +55,7 @@ from ..masks.numbers import stored as stored
 from ..masks.numbers import stored_at as stored_at
 from ..masks.numbers import total as total
 from ..masks.numbers import unwrapped as unwrapped
+from ..masks.trees import broadcast_to_and_flatten as broadcast_to_and_flatten
 from ..masks.trees import tree_flatten as tree_flatten
 from ..masks.trees import tree_map as tree_map
 from ..masks.trees import tree_map_only as tree_map_only

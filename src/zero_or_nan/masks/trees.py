@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch.utils import _pytree
 
 TreeSpec = _pytree.TreeSpec
+broadcast_to_and_flatten = _pytree._broadcast_to_and_flatten
 keystr = _pytree.keystr
 tree_flatten = _pytree.tree_flatten
 tree_flatten_with_path = _pytree.tree_flatten_with_path

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch._functorch import apis, eager_transforms
 from torch._functorch.vmap import _process_batched_inputs
-from torch.utils._pytree import _broadcast_to_and_flatten
 
 from ... import replacing
-from ...ignoring.inside import tree_flatten, tree_map, tree_map_only, tree_unflatten
+from ...ignoring.inside import broadcast_to_and_flatten, tree_flatten, tree_map, tree_map_only, tree_unflatten
 from ..births.diagnosis import Diagnosis
 from ..births.findings import Findings, Mistakes, Scope, note_call
 from ..births.provenance import Birth, joined
@@ -216,7 +215,7 @@ def _vmap(
 
 def _dims(out_dims: Any, spec: Any) -> list[int | None]:
     """By result, the dimension that counts the samples; None if the result is the same for all of them."""
-    return _broadcast_to_and_flatten(out_dims, spec) or []
+    return broadcast_to_and_flatten(out_dims, spec) or []
 
 
 def _bad_samples(results: Any, out_dims: Any) -> list[int]:
