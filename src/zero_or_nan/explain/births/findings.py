@@ -172,7 +172,7 @@ class History:
     def note(self, call: Call, result: Tensor, node: Any) -> None:
         """Keep a call that computed a new tensor."""
         tensors = call.tensors()
-        size = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
+        size = _bytes_of(tensors)
         if not tensors or size > MOST_BYTES // 8 or result.is_inference():
             return
         if any(result is tensor for tensor in tensors):
@@ -184,7 +184,7 @@ class History:
     def note_write(self, call: Call) -> None:
         """Keep a call that writes a tensor into another one: it may refuse another dtype."""
         tensors = call.tensors()
-        size = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
+        size = _bytes_of(tensors)
         if len(tensors) > 1 and size <= MOST_BYTES // 8 and not any(map(is_wrapped, tensors)):
             self._keep(-1 - self._written, Step(call, weakref.ref(tensors[0]), None, size, writes=True))
             self._written += 1
@@ -311,6 +311,10 @@ class History:
         self._births.clear()
         self._kept.clear()
         self.let_go()
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
 
 
 class Findings:

@@ -50,13 +50,18 @@ def _limits(chain: Chain, bad: Tensor) -> Tensor:
 
     A number that comes in may be at the end of a domain. Then those two calls before the last one are moved instead.
     """
-    every = {id(each): each for call in chain.calls() for each in call.tensors() if id(each) not in chain.made}
     near = chain.call.tensors()
     for _ in range(2):
         before = [(tensor, chain.of(tensor)) for tensor in near]
         near = [each for tensor, call in before for each in ([tensor] if call is None else call.tensors())]
-    first, second = (_limits_beside(chain, bad, moved) for moved in (every.values(), near))
+    first, second = (_limits_beside(chain, bad, moved) for moved in (_coming_in(chain), near))
     return torch.where(first.isnan(), second, first)
+
+
+def _coming_in(chain: Chain) -> list[Tensor]:
+    """The tensors of a chain that no call in it has made."""
+    every = {id(each): each for call in chain.calls() for each in call.tensors() if id(each) not in chain.made}
+    return [*every.values()]
 
 
 def _limits_beside(chain: Chain, bad: Tensor, moved: Iterable[Tensor]) -> Tensor:
@@ -86,8 +91,7 @@ def _common(found: Tensor) -> Tensor:
 def have_limits(chain: Chain, changed: Chain) -> bool:
     """Whether the slopes of a changed chain are the limits of its own ones, where these have no number but a limit."""
     plain, now = outcome(chain.run(torch.float64)), outcome(changed.run(torch.float64))
-    every = {id(each): each for call in chain.calls() for each in call.tensors() if id(each) not in chain.made}
-    moved = [outcome(chain.run(torch.float64, there)) for there in _beside(every.values())]
+    moved = [outcome(chain.run(torch.float64, there)) for there in _beside(_coming_in(chain))]
     for key, slope in plain.gradients.items():
         limits = _common(torch.stack([each.gradients[key] for each in moved]))
         chosen = now.gradients.get(key, torch.zeros_like(slope))

@@ -215,10 +215,10 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
             beyond, _ = cured(in_float64, exact, wide)
         rewritten = _by_rewrite(rewrite, names, chain, given, None)
         after = outcome(rewritten)
-        if before.is_finite or rewritten.result.dtype is not plain.result.dtype:
-            return (
-                None  # it does not fail by itself: what arrived in backward was too large. Or what follows may refuse
-            )
+        if before.is_finite:
+            return None  # it does not fail by itself: what arrived in backward was too large
+        if rewritten.result.dtype is not plain.result.dtype:
+            return None  # what follows may refuse another dtype
         kept = after.value
         if numerics_of(chain.call.name).ignores_infinity:  # it has the value -inf, and only its slope is to be chosen
             after = Outcome(after.value.masked_fill((kept == before.value) & kept.isinf(), 0), after.gradients)
