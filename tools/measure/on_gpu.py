@@ -98,14 +98,18 @@ def empty_rows(device: str) -> list[dict[str, Any]]:
         for length in LENGTHS:
             for form, hidden in forms.items():
                 found = [_case(device, dtype, length, hidden, at, s) for at in EMPTY.values() for s in range(SEEDS)]
-                kernels, outputs, plain, ours = (Counter(words) for words in zip(*found, strict=True))
-                row = {"kernel": list(kernels), "cases": len(found), "output": outputs, "plain": plain, "ours": ours}
+                kernels, outputs, *gradients = (Counter(words) for words in zip(*found, strict=True))
+                row = {"kernel": list(kernels), "cases": len(found), "output": outputs}
+                row |= dict(zip(("plain", "ours", "without"), gradients, strict=True))
                 rows.append({"dtype": str(dtype).removeprefix("torch."), "keys": length, "mask": form, **row})
     return rows
 
 
 def _case(device: str, dtype: torch.dtype, length: int, hidden: float, at: slice, seed: int) -> tuple[str, ...]:
-    """The node, the output of the empty rows, and the gradients by plain PyTorch and by `ignoring`, in words."""
+    """The node, the output of the empty rows, and the gradients, in words.
+
+    The gradients are those of plain PyTorch, those of `ignoring`, and plain PyTorch's without cuDNN's attention.
+    """
     torch.manual_seed(seed)
     inputs = [torch.randn(2, 2, length, 64, device=device, dtype=dtype) for _ in range(3)]
     empty = torch.zeros(2, length, dtype=torch.bool, device=device)
@@ -118,13 +122,20 @@ def _case(device: str, dtype: torch.dtype, length: int, hidden: float, at: slice
     loss = _rows(attended, ~empty).float().square().sum()
     plain = torch.autograd.grad(loss, leaves, retain_graph=True)
     ours = ignoring.grad(loss, leaves)
+    was = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        other = F.scaled_dot_product_attention(q, k, v, mask)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was)
+    without = torch.autograd.grad(_rows(other, ~empty).float().square().sum(), leaves)
     wide = [each.double().requires_grad_() for each in inputs]
     scores = (wide[0] @ wide[1].mT / math.sqrt(64)).masked_fill(~keep_all & ~empty[:, None, :, None], -math.inf)
     wanted = torch.autograd.grad(_rows(scores.softmax(-1) @ wide[2], ~empty).square().sum(), wide)
     output = _rows(attended, empty)
     value = "NaN" if output.isnan().any() else "0" if not output.any() else "other numbers"
     assert attended.grad_fn is not None
-    return attended.grad_fn.name(), value, _word(plain, wanted), _word(ours, wanted)
+    return attended.grad_fn.name(), value, *(_word(found, wanted) for found in (plain, ours, without))
 
 
 def _rows(attended: Tensor, rows: Tensor) -> Tensor:
@@ -163,12 +174,13 @@ def shown(record: dict[str, Any]) -> str:
 def rows_shown(record: dict[str, Any]) -> str:
     """A table of the queries without a key, with a row for each dtype, number of keys and form of the mask."""
     head = ["dtype", "keys", "mask", "output of the empty rows", "gradients, plain PyTorch", "with ignoring"]
+    head.append("plain PyTorch, without cuDNN's kernel")
     rows = [
         [
             f"<code>{row['dtype']}</code>",
             str(row["keys"]),
             html.escape(row["mask"].replace("-", "−")),
-            *(_counted(row[column], row["cases"]) for column in ("output", "plain", "ours")),
+            *(_counted(row[column], row["cases"]) for column in ("output", "plain", "ours", "without")),
         ]
         for row in record["rows"]
     ]

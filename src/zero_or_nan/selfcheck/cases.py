@@ -5,7 +5,6 @@ Sums are of small whole numbers where the order of a sum could matter: they are 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -169,14 +168,15 @@ def _sliced_queries(device: torch.device) -> Setting:
 def _sliced_sequences(device: torch.device) -> Setting:
     good = torch.tensor([[[1.0, 2], [0, 1]], [[2, 1], [1, 0]]])
     rows = torch.cat([good, torch.full((2, 2, 2), NAN)], dim=1).to(device)
-    layer = torch.nn.LSTM(2, 2)
+    layer = torch.nn.LSTM(2, 2).to(device)
+    parameters = list(layer.parameters())
     with torch.no_grad():
-        for number, parameter in enumerate(layer.parameters(), 1):
+        for number, parameter in enumerate(parameters, 1):
             parameter.copy_(torch.linspace(0.1, 0.5, parameter.numel()).reshape(parameter.shape) / number)
-    exact = copy.deepcopy(layer).double()
-    gradients = torch.autograd.grad(exact(good.double())[0].sum(), list(exact.parameters()))
-    layer.to(device)
-    return Setting(layer(rows)[0][:, :2].sum(), list(layer.parameters()), list(map(_all_used, gradients)))
+    # The good rows alone, by the same kernels: cuDNN's are thousands of ulps from float64, with plain PyTorch too.
+    alone = torch.autograd.grad(layer(good.to(device))[0].sum(), parameters)
+    gradients = [gradient.cpu().double() for gradient in alone]
+    return Setting(layer(rows)[0][:, :2].sum(), parameters, list(map(_all_used, gradients)))
 
 
 @case("rows sliced after a Fourier transform")

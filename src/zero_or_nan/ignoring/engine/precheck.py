@@ -12,7 +12,6 @@ element, the masked pass is not needed. It then costs time, but it changes no fi
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
@@ -157,13 +156,16 @@ class _Precheck:
         small.clear()
 
     def _check_elsewhere(self) -> None:
-        """Fetch all measures from other devices at once: one wait in place of hundreds."""
-        all_measures = [measure.double() for _, (measures, _, _) in self.elsewhere for measure in measures]
-        numbers = iter(torch.stack(all_measures).tolist())
+        """Fetch all measures of a device and a dtype at once: one wait in place of hundreds."""
+        together: dict[tuple[Any, ...], list[Tensor]] = {}
+        for _, (measures, _, _) in self.elsewhere:
+            for measure in measures:
+                together.setdefault((measure.device, measure.dtype), []).append(measure)
+        numbers = {kind: iter(torch.stack(alike).tolist()) for kind, alike in together.items()}
         self.refused += [
             node
             for node, (measures, condition, dtype) in self.elsewhere
-            if not condition.accepts(dtype, *itertools.islice(numbers, len(measures)))
+            if not condition.accepts(dtype, *(next(numbers[each.device, each.dtype]) for each in measures))
         ]
 
 
