@@ -74,7 +74,7 @@ def outcome(run: Run, of: Container[int] | None = None) -> Outcome:
     found: dict[tuple[int, int], Tensor] = {}
     latest = [run.result]
     for order in range(1, run.order + 1):
-        latest = _gradients(run, latest, list(leaves.values()), map(_weights, latest), order < run.order)
+        latest = gradients_of(run, latest, list(leaves.values()), map(_weights, latest), order < run.order)
         found.update({(key, order): each.detach() for key, each in zip(leaves, latest, strict=True)})
     return Outcome(run.result.detach(), found)
 
@@ -88,7 +88,7 @@ def slope(run: Run, key: int, order: int, at: tuple[int, ...], by: tuple[int, ..
     """The derivative of one element of the result of a run by one element of a leaf."""
     one = run.result[at]
     for _ in range(order):
-        (found,) = _gradients(run, [one], [run.leaves[key]], [torch.ones_like(one)], is_recorded=True)
+        (found,) = gradients_of(run, [one], [run.leaves[key]], [torch.ones_like(one)], is_recorded=True)
         one = found[by]
     return float(one.detach())
 
@@ -116,9 +116,10 @@ def measured(before: Outcome, run: Run) -> tuple[float, float]:
     return value, slope(run, key[0], 1, at, first_of(not_finite(before.gradients[key])))
 
 
-def _gradients(
+def gradients_of(
     run: Run, results: Sequence[Tensor], leaves: list[Tensor], weights: Iterable[Tensor], is_recorded: bool = False
 ) -> list[Tensor]:
+    """The gradients of results of a run, each with its weights, by some leaves; 0 where there is none."""
     pairs = [(result, weight) for result, weight in zip(results, weights, strict=True) if result.requires_grad]
     if not leaves or not pairs:
         return [torch.zeros_like(leaf) for leaf in leaves]
@@ -231,7 +232,7 @@ def _lost(actual: Tensor, value: Tensor) -> Tensor:
 def _slopes(run: Run, at: tuple[int, ...], key: int) -> Tensor:
     """The derivatives of an element of the result of a run by the elements of a result on the way to it."""
     one = run.result[at]
-    return _gradients(run, [one], [run.values[key]], [torch.ones_like(one)])[0]
+    return gradients_of(run, [one], [run.values[key]], [torch.ones_like(one)])[0]
 
 
 def cured(was: Outcome, exact: Outcome, run: Run) -> tuple[str, float]:

@@ -1,24 +1,30 @@
 """A gap in a formula that has a limit there: sin(x) / x is 0 / 0 at 0, and near 1 beside it.
 
 A rewrite that chooses another number than the limit is wrong. If none chooses the limit, a number that both operands
-come from is kept away from 0: then the formula itself gives the limit, as well as its dtype allows.
+come from is kept away from 0: then the formula itself gives the limit, as well as its dtype allows. If the number has
+both signs, the limit and its slope are written down.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...functions.rewrites import Rewrite
 from ..births.arithmetic import number
-from ..births.call import Call
+from ..births.call import Call, in_order
 from ..births.chain import Chain
 from ..program.source import closed, expression_at, with_each_in
 from ..program.tensors import are_finite, not_finite
-from .exact import CLOSE, Outcome, measured, outcome, texts_of
+from .exact import CLOSE, Outcome, gradients_of, measured, outcome, texts_of
+from .matching import Match, line_of
+
+_FILLED = "torch.where(b == 0, {}, a / torch.where(b == 0, 1, b))"
 
 _STEPS = (1e-6, 1e-4, 1e-2)
 """How far a number is kept away from 0. The first that is enough counts."""
@@ -70,12 +76,16 @@ def _limits_beside(chain: Chain, bad: Tensor, moved: Iterable[Tensor]) -> Tensor
 
 
 def _beside(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
-    """By identity, the tensors with numbers that are moved a little, in several directions."""
+    """By identity, the tensors with numbers that are moved a little: to all sides, only up, or only down."""
     given = {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}
-    for seed in range(4):
+    for seed, side in enumerate((Tensor.clone, Tensor.clone, Tensor.abs, Tensor.abs, _down, _down)):
         generator = torch.Generator().manual_seed(seed)
         for step in (1e-3, 1e-5):
-            yield {key: tensor + step * _drawn(torch.randn, tensor, generator) for key, tensor in given.items()}
+            yield {key: tensor + step * side(_drawn(torch.randn, tensor, generator)) for key, tensor in given.items()}
+
+
+def _down(tensor: Tensor) -> Tensor:
+    return -tensor.abs()
 
 
 def _common(found: Tensor) -> Tensor:
@@ -177,3 +187,133 @@ def _line(chain: Chain, key: int, step: float) -> tuple[str, str, int] | None:
     if line is None or len(texts) != 1:
         return None
     return texts.pop(), line, chain.call.place.line
+
+
+def filled(chain: Chain) -> tuple[str, int] | None:
+    """A line with a division that has the limit where it is 0 / 0, and its number; None if there is no common limit."""
+    call, before = chain.call, outcome(chain.run())
+    bad = before.value.isnan()
+    operands = [each for each in in_order(call) if isinstance(each, Tensor)]
+    if call.name != "div" or len(operands) < 2 or call.kwargs or not bool(bad.any()):
+        return None
+    for leaf in _coming_in(chain):
+        found = _limit_and_slope(chain, leaf, bad) if leaf.is_floating_point() else None
+        if found is None:
+            continue
+        value, slope = (f"{each:.7g}" for each in found)
+        is_flat = id(leaf) not in chain.wanted or not found[1]
+        line = f"{value} + {slope} * (x - x.detach())".removeprefix("0 + ").replace("+ -", "- ")
+        code = _FILLED.format(value if is_flat else line)
+        names = dict(zip("abx", (*operands, leaf), strict=not is_flat))
+        replaced = call._replace(func=_evaluated(code, names), args=tuple(names.values()), kwargs={})
+        changed = replace(chain, call=replaced)
+        after = outcome(changed.run())
+        is_kept = torch.equal(after.value[~bad], before.value[~bad])
+        if after.is_finite and is_kept and have_limits(chain, changed):
+            match = Match(names, (call, *(each for each in chain.calls()[1:] if each.is_beside(call))))
+            text, at = line_of(Rewrite(ast.Pass(), code, ""), match)  # type: ignore[arg-type]
+            told = f"{value} here" if is_flat else f"{value} here, with the slope {slope}"
+            if at is not None:
+                return f"# tried on your numbers: 0 / 0 has the limit {told}, measured beside it in float64\n{text}", at
+    return None
+
+
+def _evaluated(code: str, names: Iterable[str]) -> Callable[..., Any]:
+    """A function that evaluates code with its arguments as these names."""
+    known = list(names)
+    return lambda *values: eval(code, {"torch": torch, **dict(zip(known, values, strict=True))})
+
+
+def _limit_and_slope(chain: Chain, leaf: Tensor, bad: Tensor) -> tuple[float, float] | None:
+    """What the bad elements of a result tend to from both sides of a leaf, and how steeply; None if they differ."""
+    found = []
+    for step in (2e-3, 4e-3):
+        sides = (leaf.double() + step, leaf.double() - step)
+        up, down = (chain.run(torch.float64, {id(leaf): side}).result.detach()[bad] for side in sides)
+        found.append(torch.stack([(up + down) / 2, (up - down) / (2 * step)]))
+    near, far = found
+    numbers = (4 * near - far) / 3  # Richardson's: the error that grows with the square of the step cancels
+    value, slope = (float(each) for each in numbers[:, 0])
+    has_kink = bool(((near[0] - value).abs() > 1e-2 * 2e-3 * (1 + abs(slope))).any())
+    if not are_finite(numbers) or has_kink or float((numbers - numbers[:, :1]).abs().max()) > 1e-6 * (1 + abs(value)):
+        return None
+    return (value if abs(value) > 1e-6 else 0.0), (slope if abs(slope) > 1e-6 else 0.0)
+
+
+class Guarded(NamedTuple):
+    """A line in which `where` leaves a gap out, safe in both branches.
+
+    Attributes:
+        remedy, replaces: as in `Advice`.
+        has_slope: whether the formula has a slope there that the other branch, and so `ignoring`, does not have.
+    """
+
+    remedy: str
+    replaces: int
+    has_slope: bool
+
+
+def guarded(chains: Sequence[Chain]) -> Guarded | None:
+    """The line of a division that `where` leaves out where it is 0 / 0, if the formula has a limit and a slope there.
+
+    At `where(x == 0, 0, (1 - cos(x)) / x)`, the formula tends to the other branch, and its slope to 1 / 2.
+    """
+    later = next((each for each in reversed(chains[:-1]) if each.call.name == "where"), None)
+    before = [] if later is None else [later.of(tensor) for tensor in later.call.tensors()]
+    failed = next((each for each in before if each is not None and each.is_again(chains[-1].call)), None)
+    if later is None or failed is None or failed.name != "div" or not later.call.is_beside(failed):
+        return None
+    chain = replace(later, call=failed)
+    bad, value = outcome(chain.run()).value.isnan(), outcome(later.run()).value
+    if not bool(bad.any()) or bad.shape != value.shape or not are_finite(value):
+        return None
+    for leaf, text in _named_in(chain):
+        found = _limit_and_slope(chain, leaf, bad) if id(leaf) in chain.wanted and leaf.shape == bad.shape else None
+        if found is None or not torch.allclose(value[bad].double(), torch.tensor(found[0]).double(), atol=1e-5):
+            continue
+        kept = later.with_calls(lambda call: _constant(call) if call.is_again(failed) else call)
+        run = kept.run(torch.float64, {id(leaf): leaf})
+        one = run.result[bad].sum()
+        (ours,) = gradients_of(run, [one], [run.leaves[id(leaf)]], [torch.ones_like(one)])
+        has_slope = bool(((ours[bad] - found[1]).abs() > 1e-2 * (1 + abs(found[1]))).any())
+        line = _safe_line(later.call, failed, f"{found[1]:.7g} * ({text} - {text}.detach())" if has_slope else "")
+        if line is not None:
+            return Guarded(line, failed.place.line, has_slope)
+    return None
+
+
+def _named_in(chain: Chain) -> Iterator[tuple[Tensor, str]]:
+    """The tensors that the line of a call takes and does not compute, with their names."""
+    inside = [call for call in chain.calls() if call.is_beside(chain.call)]
+    made = {key for key, (_, call) in chain.made.items() if call in inside}
+    pairs = {id(thing): (thing, text) for call in inside for thing, text in texts_of(call) if isinstance(thing, Tensor)}
+    return (pair for key, pair in pairs.items() if key not in made and pair[1].isidentifier())
+
+
+def _constant(call: Call) -> Call:
+    """A call whose result has no gradient, and 1 in place of NaN."""
+    return call._replace(func=lambda *args, **named: call.func(*args, **named).detach().nan_to_num(1.0))
+
+
+def _safe_line(where: Call, division: Call, slope: str) -> str | None:
+    """The line of a call of `where` with 1 as divisor in place of 0, and with a slope in its other branch."""
+    outer, inner = expression_at(where.place, "where"), expression_at(division.place, "div")
+    if outer is None or inner is None or not outer.is_whole or outer.has_scope:
+        return None
+    above, below = inner.operands()
+    branches = outer.operands()[1:]
+    text = ast.unparse(inner.node)
+    others = [branch for branch in branches if text not in branch]
+    if len(branches) != 2 or len(others) != 1:
+        return None
+    safe = f"torch.where({below} == 0, 1, {below})"
+    written = {text: f"{closed(above)} / {safe}", **({others[0]: f"{others[0]} + {slope}"} if slope else {})}
+    line = with_each_in([outer], written)
+    return None if line is None else f"{_WITH_SLOPE.format(slope) if slope else _WITHOUT_SLOPE}\n{line}"
+
+
+_WITHOUT_SLOPE = "# a divisor of 1 in place of 0, in the branch that where leaves out there:"
+_WITH_SLOPE = (
+    "# beside this point, the formula has another slope than the branch that where takes\n"
+    "# there, and ignoring gives the slope of this branch. With the slope of the formula:"
+)

@@ -27,7 +27,7 @@ from .by_ignoring import BY_TRANSFORM, in_line
 from .remedies import DIVERGENCE, MOVE, OUTSIDE, REMEDIES, address_of, remedy
 from .report import Measured, Origin, Remedy, Report
 from .targets import without_gaps
-from .trial import NOTHING_TRIED, Advice, advice_on, tried_on
+from .trial import NOTHING_TRIED, Advice, advice_at_gap, advice_on, tried_on
 
 NOT_TOLD_APART = (
     "explain could not find out whether the loss uses an element or ignores it: this needs a second backward pass, "
@@ -97,7 +97,7 @@ class _Narrated:
             Remedy(each.line, each.replaces, Measured(each.value, each.gradient, not each.choice, each.choice))
             for each in advice.tried
         ] or [Remedy(origin.remedy, advice.replaces, measured)]
-        if advice.remedy and origin.kind == "contaminated" and origin.fixed:
+        if advice.remedy and origin.kind == "contaminated" and origin.fixed and not advice.is_only:
             origin.remedy += "\n# or, with your code as it is:" + "".join(f"\n#   {line}" for line in code.splitlines())
 
     def _pass(self) -> tuple[str, int | None]:
@@ -224,6 +224,8 @@ class Narration:
         elif verdict.kind in ("bad input", "contaminated"):
             advise = functools.partial(without_gaps, is_dropped=verdict.kind == "contaminated")
             advice = tried_on(self._history.comparison(birth), advise)
+            if not advice.remedy and verdict.kind == "contaminated":
+                advice = tried_on(self._history.chains(birth), advice_at_gap)
         else:
             advise = functools.partial(advice_on, module=path, calls=self._history.calls())
             advice = tried_on(self._history.chains(birth), advise)

@@ -29,7 +29,7 @@ from ..program.rerun import extra, without_side_effects
 from ..program.tensors import are_finite
 from .conversion import Calls
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, lost_on_the_way, measured, outcome
-from .gaps import have_limits, is_limit, kept_away, ordinary
+from .gaps import filled, guarded, have_limits, is_limit, kept_away, ordinary
 from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
 from .vectors import with_other_values
@@ -85,6 +85,7 @@ class Advice(NamedTuple):
         situation: what the calls say about advice that is not tried.
         fits: whether the dtype has room for the exact number; None if exact arithmetic has no number.
         tried: the rewrites in the remedy.
+        is_only: whether `ignoring`, which leaves the code as it is, would give another number.
     """
 
     remedy: str = ""
@@ -95,6 +96,7 @@ class Advice(NamedTuple):
     situation: str = ""
     fits: bool | None = None
     tried: tuple[Tried, ...] = ()
+    is_only: bool = False
 
 
 NOTHING_TRIED = Advice()
@@ -141,8 +143,8 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls) -> Advice:
         others = [each for each in found if each.choice and best.choice and re.sub(r"\d", "", each.line) != other_than]
         text = "\n".join([_told(best), *map(_or, others[:1])])
         return Advice(text, best.replaces, exact=exact, tried=(best, *others[:1]))
-    if lost is None and (away := kept_away(failed)) is not None:
-        return Advice(*away)
+    if lost is None and (at_gap := kept_away(failed) or filled(failed)) is not None:
+        return Advice(*at_gap)
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
     wider = widened(chains, _AFTER_WIDER, module, calls)
@@ -161,6 +163,12 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls) -> Advice:
     fit = [each for each in choices if any(matches(each.pattern, failed.call, failed, Match({}, ())))]
     refused = tuple(dict.fromkeys(each.code for each in fit or choices))
     return Advice(exact=exact, refused=refused, fits=None if lost is None else lost.fits)
+
+
+def advice_at_gap(chains: Sequence[Chain]) -> Advice:
+    """What to write if `where` leaves 0 / 0 out where the formula has a limit."""
+    found = guarded(chains)
+    return NOTHING_TRIED if found is None else Advice(found.remedy, found.replaces, is_only=found.has_slope)
 
 
 _BOUND = "# its dtype has no room for this number. A bound keeps it finite, and changes what is computed, as in"

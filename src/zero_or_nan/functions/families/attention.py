@@ -46,7 +46,7 @@ On a GPU, cuDNN's kernel can give NaN for such a query, also if no gradient arri
 NOT_LOW = Condition(torch.aminmax, lambda dtype, low, high: low >= LOWEST and MODERATE.accepts(dtype, low, high))
 OF_LOGSUMEXP = dict.fromkeys(("logsumexp", "log_sumexp"), NOT_LOW)
 OF_RANDOM_STATE = dict.fromkeys(("philox_seed", "philox_offset", "rng_state", "unused"), ALWAYS)
-"""A GPU's kernels save where dropout began. Without dropout, nothing writes to this memory, and any number may be there."""
+"""A GPU saves where dropout began. Without dropout, nothing writes there, and any number may be in this memory."""
 
 # An attention mask is -inf where it hides a key. Other numbers that do harm there show in the logsumexp. The output is
 # an average of the values, so it needs no condition of its own.

@@ -250,6 +250,11 @@ rewrite("log(exp(a) + exp(b))", "torch.logaddexp(a, b)")
 rewrite("log(1 - exp(x))", "torch.log(-torch.expm1(x))")
 rewrite("log(exp(a) @ exp(b))", "(a.unsqueeze(-1) + b.unsqueeze(-3)).logsumexp(-2)")
 rewrite("logsumexp(log(x), dim)", "x.sum(dim, keepdim=keepdim).log()")
+rewrite(
+    "logsumexp(log(x) + a, dim)",
+    "(x * (a - a.detach().amax(dim, keepdim=True)).exp()).sum(dim, keepdim=keepdim).log()"
+    " + a.detach().amax(dim, keepdim=keepdim)",
+)
 rewrite("log(prod(x))", "x.log().sum()")
 rewrite("log(prod(x, dim))", "x.log().sum(dim, keepdim=keepdim)")
 rewrite("log(a / b)", "a.log() - b.log()")
