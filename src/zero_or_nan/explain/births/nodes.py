@@ -213,13 +213,22 @@ class NodeBirths:
     Attributes:
         loss: the provenance of a loss that is not finite.
         hidden: the births in the shadow. In the pass itself, another NaN may arrive there first.
+        inside: the births since the node before, which are inside of a derivative that the user wrote.
     """
 
-    def __init__(self, findings: Findings, events: Events, callers: Callers, carried: Mapping[Any, Carried]) -> None:
+    def __init__(
+        self,
+        findings: Findings,
+        events: Events,
+        callers: Callers,
+        carried: Mapping[Any, Carried],
+        inside: list[Birth],
+    ) -> None:
         self._findings, self._events, self._callers = findings, events, callers
         self._carried_by = carried
         self.loss: Provenance | None = None
         self.hidden: list[Birth] = []
+        self.inside = inside
 
     def of(
         self, node: Any, caller: Caller, arriving: Sequence[Any], at: int, result: Tensor, bad: Tensor
@@ -248,8 +257,9 @@ class NodeBirths:
             )
             history = self._findings.history
             call, step = caller.call, history.of_node(caller.node)
-            if not text and inside is not None:  # the code of the derivative is the user's own
-                first = inside.first
+            own = inside.births if inside is not None else self.inside  # PyTorch has summed up what was broadcast
+            if not text and own and not is_pytorchs(node):  # the code of the derivative is the user's own
+                first = own[0]
                 call, step = call._replace(place=first.place), history.of_birth(first)
                 text, too_large = first.operands, first.too_large
             birth = describe("made", call, result, entries, text, "backward", too_large=too_large)

@@ -18,7 +18,7 @@ import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -320,6 +320,17 @@ def free_name(wanted: str, place: Place) -> str:
     while wanted in taken:
         wanted += "_"
     return wanted
+
+
+def is_number(text: str, value: Any, place: Place) -> bool:
+    """Whether an expression in the file of a call is a number: it is written down, or a name gets this one there."""
+    if re.fullmatch(r"-?[\d.e-]+", text):
+        return True
+    for node in ast.walk(_tree(_source(place)) or ast.Pass()) if isinstance(value, (int, float)) else ():
+        is_one = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value == value
+        if is_one and any(ast.unparse(target) == text for target in node.targets):  # type: ignore[attr-defined]
+            return True
+    return False
 
 
 def has_functional(place: Place) -> bool:

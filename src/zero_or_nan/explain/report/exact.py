@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
-import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from ..births.arithmetic import limit, number
 from ..births.call import Call, in_order
 from ..births.chain import Chain, Run
 from ..program.rerun import without_side_effects
-from ..program.source import expression_at
+from ..program.source import expression_at, is_number
 from ..program.tensors import are_finite, not_finite
 from .precise import Precise, TooHardError
 
@@ -284,6 +283,6 @@ def texts_of(call: Call) -> list[tuple[Any, str]]:
     named = expression.node.keywords if isinstance(expression.node, ast.Call) else []
     by_name = [(call.kwargs[str(each.arg)], ast.unparse(each.value)) for each in named if each.arg in call.kwargs]
     things, texts = in_order(call), expression.operands()
-    if len(texts) == 2 and isinstance(things[0], Tensor) and re.fullmatch(r"-?[\d.e-]+", texts[0]):
+    if len(texts) == 2 and isinstance(things[0], Tensor) and is_number(texts[0], things[1], call.place):
         texts.reverse()  # `2 * x` is a call with x first
     return [*zip(things, texts, strict=False), *by_name]

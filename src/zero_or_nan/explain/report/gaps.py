@@ -196,9 +196,10 @@ def filled(chain: Chain) -> tuple[str, int] | None:
     operands = [each for each in in_order(call) if isinstance(each, Tensor)]
     if call.name != "div" or len(operands) < 2 or call.kwargs or not bool(bad.any()):
         return None
+    limits = _limits(chain, bad)
     for leaf in _coming_in(chain):
         found = _limit_and_slope(chain, leaf, bad) if leaf.is_floating_point() else None
-        if found is None:
+        if found is None or not _is_all(limits, found[0]):
             continue
         value, slope = (f"{each:.7g}" for each in found)
         is_flat = id(leaf) not in chain.wanted or not found[1]
@@ -218,6 +219,11 @@ def filled(chain: Chain) -> tuple[str, int] | None:
     return None
 
 
+def _is_all(numbers: Tensor, value: float) -> bool:
+    """Whether all numbers are near a value; NaN is not."""
+    return bool(((numbers - value).abs() < 5e-2 * (1 + abs(value))).all())
+
+
 def _evaluated(code: str, names: Iterable[str]) -> Callable[..., Any]:
     """A function that evaluates code with its arguments as these names."""
     known = list(names)
@@ -227,15 +233,21 @@ def _evaluated(code: str, names: Iterable[str]) -> Callable[..., Any]:
 def _limit_and_slope(chain: Chain, leaf: Tensor, bad: Tensor) -> tuple[float, float] | None:
     """What the bad elements of a result tend to from both sides of a leaf, and how steeply; None if they differ."""
     found = []
-    for step in (2e-3, 4e-3):
-        sides = (leaf.double() + step, leaf.double() - step)
-        up, down = (chain.run(torch.float64, {id(leaf): side}).result.detach()[bad] for side in sides)
-        found.append(torch.stack([(up + down) / 2, (up - down) / (2 * step)]))
+    for step, sign in ((2e-3, 1), (4e-3, -1)):
+        # Neighbours move the same way, and then the other way: they must have no part in a result.
+        moves = step * torch.tensor([1.0, sign], dtype=torch.float64, device=leaf.device).repeat(leaf.numel())
+        move = moves[: leaf.numel()].reshape(leaf.shape)
+        sides = (leaf.double() + move, leaf.double() - move)
+        up, down = (chain.run(torch.float64, {id(leaf): side}).result.detach() for side in sides)
+        steepness = (up - down) / (2 * (move if move.shape == up.shape else step))
+        found.append(torch.stack([((up + down) / 2)[bad], steepness[bad]]))
     near, far = found
     numbers = (4 * near - far) / 3  # Richardson's: the error that grows with the square of the step cancels
     value, slope = (float(each) for each in numbers[:, 0])
     has_kink = bool(((near[0] - value).abs() > 1e-2 * 2e-3 * (1 + abs(slope))).any())
-    if not are_finite(numbers) or has_kink or float((numbers - numbers[:, :1]).abs().max()) > 1e-6 * (1 + abs(value)):
+    is_one = torch.allclose(near, far, rtol=1e-3, atol=1e-3)
+    is_common = float((numbers - numbers[:, :1]).abs().max()) < 1e-6 * (1 + abs(value))
+    if not are_finite(numbers) or has_kink or not is_one or not is_common:
         return None
     return (value if abs(value) > 1e-6 else 0.0), (slope if abs(slope) > 1e-6 else 0.0)
 
@@ -267,9 +279,10 @@ def guarded(chains: Sequence[Chain]) -> Guarded | None:
     bad, value = outcome(chain.run()).value.isnan(), outcome(later.run()).value
     if not bool(bad.any()) or bad.shape != value.shape or not are_finite(value):
         return None
+    limits = _limits(chain, bad)
     for leaf, text in _named_in(chain):
         found = _limit_and_slope(chain, leaf, bad) if id(leaf) in chain.wanted and leaf.shape == bad.shape else None
-        if found is None or not torch.allclose(value[bad].double(), torch.tensor(found[0]).double(), atol=1e-5):
+        if found is None or not _is_all(limits, found[0]) or not _is_all(value[bad], found[0]):
             continue
         kept = later.with_calls(lambda call: _constant(call) if call.is_again(failed) else call)
         run = kept.run(torch.float64, {id(leaf): leaf})

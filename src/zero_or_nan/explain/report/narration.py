@@ -224,7 +224,7 @@ class Narration:
         elif verdict.kind in ("bad input", "contaminated"):
             advise = functools.partial(without_gaps, is_dropped=verdict.kind == "contaminated")
             advice = tried_on(self._history.comparison(birth), advise)
-            if not advice.remedy and verdict.kind == "contaminated":
+            if not advice.remedy and verdict.kind == "contaminated" and verdict.fixed:
                 advice = tried_on(self._history.chains(birth), advice_at_gap)
         else:
             advise = functools.partial(advice_on, module=path, calls=self._history.calls())

@@ -41,7 +41,7 @@ MOST_ELEMENTS = 5_000_000
 AFTER = 3
 """The number of calls after one of which each may be part of the same formula."""
 
-_AFTER_WIDER = 7
+_AFTER_WIDER = 12
 """The same for a line in a wider dtype. A formula that is rewritten is short; in a wider dtype, it may be long."""
 
 _ORDINARY = 2

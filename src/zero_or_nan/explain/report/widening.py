@@ -14,7 +14,7 @@ import ast
 import contextlib
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import CodeType
 
 import torch
@@ -145,19 +145,26 @@ def _first_lines(chain: Chain) -> list[Call]:
     return [*found.values()]
 
 
-def _converted(line: Line, calls: Calls) -> tuple[list[Call], set[str] | None]:
-    """The calls of a line, and the expressions that it converts; None if a call does not take that."""
+def _converted(line: Line, calls: Calls) -> tuple[list[Call], list[tuple[str, Call]] | None]:
+    """The calls of a line, and the expressions that it converts, each with the call that reads it.
+
+    It has None in place of these if a call does not take that, or if one of them can't be read.
+    """
     wide, inside = line.converted(calls), [call for _, call in calls if line.has(call)]
-    return inside, None if wide is None else _texts_of(inside, wide)
+    if wide is None:
+        return inside, None
+    operands = sum(id(tensor) in wide for call in inside for tensor in call.tensors())
+    read = [(text, call) for call in inside for thing, text in texts_of(call) if id(thing) in wide]
+    return inside, read if len(read) == operands else None
 
 
 def _operands_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
     """The line with its operands in another dtype; empty if it can't be written, or if a call does not take it."""
-    inside, texts = _converted(line, calls)
+    inside, read = _converted(line, calls)
     expressions = [expression_at(*at) for at in {(call.place, call.name) for call in inside}]
-    if not texts:
+    if not read:
         return ""
-    code = with_each_in(expressions, {text: f"{closed(text)}.{_METHODS[line.dtype]}()" for text in texts})
+    code = with_each_in(expressions, {text: f"{closed(text)}.{_METHODS[line.dtype]}()" for text, _ in read})
     if code is None or line.goes_back != "line":
         return code or ""
     method = _method_back(chains, line)
@@ -170,18 +177,13 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
     code, names = first.place.code, set[str]()
     begin = next(at for at, (_, call) in enumerate(calls) if call.is_again(first))
     for known in (*map(calls_of, chains), calls[begin:]):
-        inside, texts = _converted(line, known)
-        if texts is None or not all(map(_VIEW.fullmatch, texts)):
+        _, read = _converted(line, known)
+        if read is None or not all(_VIEW.fullmatch(text) for text, _ in read):
             return ""
-        reads = [
-            (re.split(r"\W", text, maxsplit=1)[0], call)
-            for call in inside
-            for _, text in texts_of(call)
-            if text in texts
-        ]
-        if any(is_rebound(name, first.place, call.place) for name, call in reads if call is not first):
+        named = [(re.split(r"\W", text, maxsplit=1)[0], call) for text, call in read]
+        if any(is_rebound(name, first.place, call.place) for name, call in named if call is not first):
             return ""
-        names.update(name for name, _ in reads)
+        names.update(name for name, _ in named)
     expression = expression_at(first.place, first.name)
     is_local = code.co_name == "<module>" or names <= {*code.co_varnames, *code.co_cellvars}
     if not names or not is_local or expression is None or not expression.is_whole or not can_come_before(first.place):
@@ -197,13 +199,6 @@ _VIEW = re.compile(
 """A name, or a view of it that has the same dtype."""
 
 _METHODS = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}
-
-
-def _texts_of(calls: Sequence[Call], wide: Mapping[int, Tensor]) -> set[str] | None:
-    """The expressions of the user for tensors that calls take; None if one of them can't be read."""
-    operands = sum(id(tensor) in wide for call in calls for tensor in call.tensors())
-    texts = [text for call in calls for thing, text in texts_of(call) if id(thing) in wide]
-    return set(texts) if len(texts) == operands else None
 
 
 def _told(value: float, dtype: str, line: str) -> str:

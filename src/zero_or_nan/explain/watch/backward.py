@@ -108,7 +108,7 @@ class Backward:
         self.arrived: dict[Edge, Provenance] = {}
         self.holders: dict[Edge, bool] = {} if outer is None else dict(outer.holders)
         self.callers = Callers(self.graph, findings)
-        self.births = NodeBirths(findings, self.events, self.callers, self.carried)
+        self.births = NodeBirths(findings, self.events, self.callers, self.carried, findings.births.collect())
         self._handles: list[Any] = []
         self._is_aside = False
 
@@ -235,6 +235,7 @@ class Backward:
                         bad[at] = elements
                 if bad:
                     self._not_finite(node, results, arriving, bad)
+                self.births.inside.clear()
                 if torch.is_grad_enabled():
                     self._recorded(node, results)
                     mark_formula(node, results, arriving, self.graph)
@@ -384,6 +385,7 @@ class Backward:
     def let_go(self) -> None:
         """Take the hooks off the nodes."""
         self.findings.in_compiled = False
+        self.findings.births.stop(self.births.inside)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
