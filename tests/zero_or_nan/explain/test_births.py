@@ -216,19 +216,20 @@ def test_the_work_for_a_birth_does_not_grow_with_their_number():
 
 class Steep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, ones):
         ctx.save_for_backward(x)
-        return x * 1
+        return x * ones
 
     @staticmethod
     def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         power = torch.exp(3 * x)
-        return gradient * power / power
+        return gradient * power / power, None  # of the shape of the result: PyTorch sums over the rows
 
 
-def test_the_line_of_a_derivative_of_the_users_own_is_told():
-    (origin,) = report_of(lambda: Steep.apply(leaf(40.0, 1.0)).sum().backward())
+@pytest.mark.parametrize("shape", [(2,), (3, 1)])
+def test_the_line_of_a_derivative_of_the_users_own_is_told(shape):
+    (origin,) = report_of(lambda: Steep.apply(leaf(40.0, 1.0), torch.ones(shape)).sum().backward())
     assert (origin.kind, origin.operands) == ("overflow", "exp(120) > 3.4e38")
     assert origin.line == Steep.backward.__code__.co_firstlineno + 3
     assert origin.remedy.endswith("power = (3 * x).clamp(max=20).exp()") and "is exact" in origin.remedy

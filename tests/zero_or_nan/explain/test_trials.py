@@ -118,6 +118,42 @@ WRITTEN = {
         [1.0], "a = torch.acos(x.detach())\nw = x * torch.sin(0.75 * a) / torch.sin(a)\nloss = w.sum()",
         "\na = torch.acos(x.detach()).clamp_min(1e-6)", "x * 0.75",
     ),
+    "a limit with a slope": (
+        [-0.5, 0.0, 2.0], "w = torch.expm1(x) / x\nloss = w.sum()",
+        "\n# tried on your numbers: 0 / 0 has the limit 1 here, with the slope 0.5, measured beside it in float64\n"
+        "w = torch.where(x == 0, 1 + 0.5 * (x - x.detach()), torch.expm1(x) / torch.where(x == 0, 1, x))",
+        "torch.tensor([0.3608160, 0.5, 2.0972640])",
+    ),
+    "a limit of what has no gradient": (
+        [1.0, 2.0], "v = torch.tensor([-1.0, 0.0])\nw = 0.5 * v / (1 - torch.exp(-v))\nloss = (w * x).sum()",
+        "has the limit 0.5 here, measured", "torch.tensor([0.2909884, 0.5])",
+    ),
+    "a gap that where leaves out": (
+        [0.0, 0.5], "b = torch.where(x != 0, (1 - x.cos()) / x, torch.zeros_like(x))\nloss = b.sum()",
+        "there, and ignoring gives the slope of this branch. With the slope of the formula:\nb = torch.where(x != 0, "
+        "(1 - x.cos()) / torch.where(x == 0, 1, x), torch.zeros_like(x) + 0.5 * (x - x.detach()))",
+        "torch.tensor([0.5, 0.4691813])",
+    ),
+    "a gap with the slope of the other branch": (
+        [0.0, 0.5], "b = torch.where(x != 0, x.sin() / x, torch.ones_like(x))\nloss = b.sum()",
+        "x.sin() / torch.where(x == 0, 1, x), torch.ones_like(x))\n# or, with your code as it is:\n#   from zero_or_nan",
+        "torch.tensor([0, -0.1625370])",
+    ),
+    "a component without weight": (
+        [0.0, 0.5, 0.5], "a = torch.tensor([1.0, 0.0, -1.0]).to(x)\nw = x.log()\nloss = torch.logsumexp(w + a, 0)",
+        "\nloss = (x * (a - a.detach().amax(0, keepdim=True)).exp()).sum(0).log()",
+        "torch.tensor([1.0, 0.0, -1.0]).double().exp() / 0.6839397",
+    ),
+    "a mask that a later line multiplies by": (
+        [[1.0, 2.0]], "keep = torch.tensor([[0.0, 1.0]])\ny = x.masked_fill(keep == 0, -torch.inf)\n"
+        "d = y - y.detach()\nloss = (d.exp() * keep).sum()",
+        "# keep is 0 here, and line 7 multiplies by it, but 0 times NaN is NaN.\n# Tried on your numbers, what follows is "
+        "finite, with finite gradients:\nd = torch.where(keep == 0, 0, y - y.detach())", "torch.tensor([[0.0, 1.0]])",
+    ),
+    "a number with a name": (
+        [60.0], "C = 3.0\ny = (C * x).exp() * 1e-60\nloss = y.sum()",
+        "\ny = (C * x.double()).exp() * 1e-60", "3e-60 * (3 * x).exp()",
+    ),
     # The values have half's dtype, too: the product after the softmax would refuse one in float32.
     "a function whose result goes back": (
         [2.0, 3.0], "def level(x):\n    power = x**2\n    return (\n        power + 1\n    ).log()\n"

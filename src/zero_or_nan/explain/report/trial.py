@@ -30,6 +30,7 @@ from ..program.tensors import are_finite
 from .conversion import Calls
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, lost_on_the_way, measured, outcome
 from .gaps import filled, guarded, have_limits, is_limit, kept_away, ordinary
+from .masked import masked_before
 from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
 from .vectors import with_other_values
@@ -143,7 +144,7 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls) -> Advice:
         others = [each for each in found if each.choice and best.choice and re.sub(r"\d", "", each.line) != other_than]
         text = "\n".join([_told(best), *map(_or, others[:1])])
         return Advice(text, best.replaces, exact=exact, tried=(best, *others[:1]))
-    if lost is None and (at_gap := kept_away(failed) or filled(failed)) is not None:
+    if lost is None and (at_gap := kept_away(failed) or filled(failed) or masked_before(chains)) is not None:
         return Advice(*at_gap)
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
