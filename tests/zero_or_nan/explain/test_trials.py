@@ -136,7 +136,7 @@ WRITTEN = {
     ),
     "a gap with the slope of the other branch": (
         [0.0, 0.5], "b = torch.where(x != 0, x.sin() / x, torch.ones_like(x))\nloss = b.sum()",
-        "x.sin() / torch.where(x == 0, 1, x), torch.ones_like(x))\n# or, with your code as it is:\n#   from zero_or_nan",
+        "torch.where(x == 0, 1, x), torch.ones_like(x))\n# or, with your code as it is:\n#   from zero_or_nan",
         "torch.tensor([0, -0.1625370])",
     ),
     "a component without weight": (
@@ -144,11 +144,16 @@ WRITTEN = {
         "\nloss = (x * (a - a.detach().amax(0, keepdim=True)).exp()).sum(0).log()",
         "torch.tensor([1.0, 0.0, -1.0]).double().exp() / 0.6839397",
     ),
-    "a mask that a later line multiplies by": (
+    "the mask of a later line": (
         [[1.0, 2.0]], "keep = torch.tensor([[0.0, 1.0]])\ny = x.masked_fill(keep == 0, -torch.inf)\n"
         "d = y - y.detach()\nloss = (d.exp() * keep).sum()",
-        "# keep is 0 here, and line 7 multiplies by it, but 0 times NaN is NaN.\n# Tried on your numbers, what follows is "
-        "finite, with finite gradients:\nd = torch.where(keep == 0, 0, y - y.detach())", "torch.tensor([[0.0, 1.0]])",
+        "# keep is 0 here, and line 7 multiplies by it, but 0 times NaN is NaN.\n# Tried on your numbers, what follows "
+        "is finite, with finite gradients:\nd = torch.where(keep == 0, 0, y - y.detach())", "x.sub(1)",
+    ),
+    "a complex number": (
+        [0.0, 2.0], "z = torch.complex(x, x)\nu = z / z.abs()\nloss = (u.real * x).sum()",
+        "value (0+0j), gradient 0\nb = z.abs()\nu = torch.where(b == 0, 0, z / torch.where(b == 0, 1, b))",
+        "torch.tensor([0, 0.5**0.5])",
     ),
     "a number with a name": (
         [60.0], "C = 3.0\ny = (C * x).exp() * 1e-60\nloss = y.sum()",

@@ -118,8 +118,7 @@ class Chain:
 
         args, kwargs = tree_map(computed, (tuple(call.args), dict(call.kwargs)))
         result = call.again(args, kwargs) if dtype is None else call.run(args, kwargs)
-        is_float = isinstance(result, Tensor) and result.is_floating_point()
-        return result.to(dtype) if is_float and dtype is not None else result  # it may have been made from no tensor
+        return _in(dtype, result) if isinstance(result, Tensor) else result  # it may have been made from no tensor
 
     def _value(self, tensor: Tensor, run: Run, dtype: torch.dtype | None) -> Any:
         key, call = id(tensor), self.of(tensor)
@@ -152,11 +151,18 @@ class Run:
     def take(self, key: int, tensor: Tensor, dtype: torch.dtype | None, wanted: bool) -> None:
         """Take a tensor as it is; as a leaf, if its gradient is wanted."""
         value = on_copies(tensor)
-        if value.is_floating_point():
-            value = value if dtype is None else value.to(dtype)
+        if value.is_floating_point() or value.is_complex():
+            value = _in(dtype, value)
             if wanted:
                 self.leaves[key] = value.requires_grad_()
         self.values[key] = value
+
+
+def _in(dtype: torch.dtype | None, tensor: Tensor) -> Tensor:
+    """A tensor in a floating-point dtype, or in the complex dtype of such parts."""
+    if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
 
 
 def chain_of(call: Call, has_gradient: bool, computed_by: Callable[[Tensor], Call | None], order: int) -> Chain:

@@ -209,7 +209,7 @@ class History:
                 for at, tensor in enumerate(tensors_in(result))
             ]
         for each, tensor in calls:
-            if tensor.is_floating_point() and not is_wrapped(tensor):
+            if (tensor.is_floating_point() or tensor.is_complex()) and not is_wrapped(tensor):
                 self.note(each._replace(casts=casts_on(tensor.device.type)), tensor, node_of(tensor))
 
     def _drop(self, key: int) -> None:

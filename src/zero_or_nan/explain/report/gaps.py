@@ -47,8 +47,9 @@ def _drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator
 def is_limit(chain: Chain, value: Tensor) -> bool:
     """Whether a value that was chosen is the limit there, if there is one."""
     bad = not_finite(chain.run(torch.float64).result.detach())
-    chosen = value.detach()[bad].double()
-    return not bool(((_limits(chain, bad) - chosen).abs() > 5e-2 * (1 + chosen.abs())).any())
+    limits = _limits(chain, bad)
+    chosen = value.detach()[bad].to(limits.dtype)
+    return not bool(((limits - chosen).abs() > 5e-2 * (1 + chosen.abs())).any())
 
 
 def _limits(chain: Chain, bad: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ def kept_away(chain: Chain) -> tuple[str, int] | None:
     before = outcome(plain)
     bad = before.value.isnan()
     limits = _limits(chain, bad)
-    if not bool(bad.any()) or not are_finite(limits):
+    if not bool(bad.any()) or not are_finite(limits) or limits.is_complex():
         return None
     tensors = {id(tensor): tensor for call in chain.calls() for tensor in call.tensors()}
     for key, tensor in tensors.items():
@@ -194,7 +195,8 @@ def filled(chain: Chain) -> tuple[str, int] | None:
     call, before = chain.call, outcome(chain.run())
     bad = before.value.isnan()
     operands = [each for each in in_order(call) if isinstance(each, Tensor)]
-    if call.name != "div" or len(operands) < 2 or call.kwargs or not bool(bad.any()):
+    is_real = not before.value.is_complex()
+    if call.name != "div" or len(operands) < 2 or call.kwargs or not is_real or not bool(bad.any()):
         return None
     limits = _limits(chain, bad)
     for leaf in _coming_in(chain):
@@ -277,7 +279,7 @@ def guarded(chains: Sequence[Chain]) -> Guarded | None:
         return None
     chain = replace(later, call=failed)
     bad, value = outcome(chain.run()).value.isnan(), outcome(later.run()).value
-    if not bool(bad.any()) or bad.shape != value.shape or not are_finite(value):
+    if not bool(bad.any()) or bad.shape != value.shape or not are_finite(value) or value.is_complex():
         return None
     limits = _limits(chain, bad)
     for leaf, text in _named_in(chain):

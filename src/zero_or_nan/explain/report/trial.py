@@ -272,7 +272,7 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
     exact, now = later.run(torch.float64).result.detach(), later.run(given={key: value}).result.detach()
     known = torch.isfinite(exact.to(now.dtype))
     close = max(CLOSE.get(tensor.dtype, 1e-4) for tensor in (now, value))  # what follows half may be float32
-    return bool(torch.allclose(now[known].double(), exact[known], rtol=close))
+    return bool(torch.allclose(now[known].to(exact.dtype), exact[known], rtol=close))
 
 
 def _has_limits(later: Chain, rewrite: Rewrite, call: Call) -> bool:
@@ -348,6 +348,6 @@ def _agrees(after: Outcome, before: Outcome, exact: Outcome, chooses: bool) -> b
         finite = right[torch.isfinite(right)]
         largest = min(float(finite.abs().max()), 1.0) if finite.numel() else 0.0
         rtol, atol = CLOSE.get(was.dtype, 1e-4), torch.finfo(was.dtype).eps * largest  # of rounding
-        if not torch.allclose(now.double()[known], right[known], rtol=rtol, atol=atol):
+        if not torch.allclose(now.to(right.dtype)[known], right[known], rtol=rtol, atol=atol):
             return False
     return True
