@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from zero_or_nan import explain
+from zero_or_nan.explain.births import findings
 from zero_or_nan.explain.report import trial
 from zero_or_nan.functions.rewrites import REWRITES, Rewrite, function_in
 
@@ -409,3 +410,14 @@ def test_the_variables_of_other_cells_are_not_free(program):
     program.path.write_text(f"with explain() as report:\n    {lines}")
     exec(compile(program.path.read_text(), str(program.path), "exec"), names)
     assert "x_ = z * 1" in names["report"].origins[0].remedy.splitlines(), names["report"]
+
+
+def test_a_call_is_known_though_a_later_result_has_the_place_of_its_own_in_memory(monkeypatch):
+    """Python gives the identity of a tensor that is gone to a later one."""
+    x = torch.tensor([1.0, 1e-25], requires_grad=True)
+    with explain() as report:
+        monkeypatch.setattr(findings, "id", lambda thing: 1 if hasattr(thing, "grad_fn") else id(thing), raising=False)
+        (slope,) = torch.autograd.grad(x.log().sum(), x, create_graph=True)
+        monkeypatch.undo()
+        slope.sum().backward()
+    assert "second derivative is -1e50" in report.origins[0].exact

@@ -147,7 +147,7 @@ class Births:
 class Step(NamedTuple):
     """A call, what it gave, the node of the result, the operands' size in bytes, and the order of a derivative.
 
-    If the call writes in place, it gave nothing new: `writes`.
+    If the call writes in place, it gave nothing new: `writes`. `key` was the identity of the result while it lived.
     """
 
     call: Call
@@ -156,18 +156,20 @@ class Step(NamedTuple):
     size: int
     order: int = 1
     writes: bool = False
+    key: int = 0
 
 
 class History:
-    """The last calls of a block, by their results and by the nodes of these."""
+    """The last calls of a block, by their number, by the identity of their results, and by the nodes of these."""
 
     def __init__(self, provenances: Provenances) -> None:
         self._provenances = provenances
         self._steps: OrderedDict[int, Step] = OrderedDict()
+        self._numbers: dict[int, int] = {}  # a later result may have the identity of one that is gone
         self._by_node: dict[Any, Step] = {}
         self._births: WeakKeyDictionary[Birth, Step] = WeakKeyDictionary()
         self._kept: WeakKeyDictionary[Birth, list[Chain]] = WeakKeyDictionary()
-        self._bytes = self._written = 0
+        self._bytes = self._count = 0
 
     def note(self, call: Call, result: Tensor, node: Any) -> None:
         """Keep a call that computed a new tensor."""
@@ -177,21 +179,21 @@ class History:
             return
         if any(result is tensor for tensor in tensors):
             if call.name in _CONVERSIONS and (step := self.of(result)) is not None:
-                self._steps[id(result)] = step._replace(call=step.call._replace(is_cast=True))
+                self._steps[self._numbers[id(result)]] = step._replace(call=step.call._replace(is_cast=True))
             return
-        self._keep(id(result), Step(call, weakref.ref(result), node, size))
+        self._keep(Step(call, weakref.ref(result), node, size, key=id(result)))
 
     def note_write(self, call: Call) -> None:
         """Keep a call that writes a tensor into another one: it may refuse another dtype."""
         tensors = call.tensors()
         size = _bytes_of(tensors)
         if len(tensors) > 1 and size <= MOST_BYTES // 8 and not any(map(is_wrapped, tensors)):
-            self._keep(-1 - self._written, Step(call, weakref.ref(tensors[0]), None, size, writes=True))
-            self._written += 1
+            self._keep(Step(call, weakref.ref(tensors[0]), None, size, writes=True))
 
-    def _keep(self, key: int, step: Step) -> None:
-        self._drop(key)
-        self._steps[key] = step
+    def _keep(self, step: Step) -> None:
+        self._count += 1
+        self._steps[self._count] = step
+        self._numbers[step.key] = self._count
         self._bytes += step.size
         node = step.node
         if node is not None:
@@ -212,15 +214,16 @@ class History:
             if (tensor.is_floating_point() or tensor.is_complex()) and not is_wrapped(tensor):
                 self.note(each._replace(casts=casts_on(tensor.device.type)), tensor, node_of(tensor))
 
-    def _drop(self, key: int) -> None:
-        step = self._steps.pop(key, None)
-        if step is not None:
-            self._bytes -= step.size
-            self._by_node.pop(step.node, None)
+    def _drop(self, number: int) -> None:
+        step = self._steps.pop(number)
+        self._bytes -= step.size
+        if self._numbers.get(step.key) == number:
+            del self._numbers[step.key]
+        self._by_node.pop(step.node, None)
 
     def of(self, tensor: Tensor) -> Step | None:
         """The call that computed a tensor; None if it isn't known."""
-        step = self._steps.get(id(tensor))
+        step = self._steps.get(self._numbers.get(id(tensor), 0))
         return step if step is not None and step.result() is tensor else None
 
     def of_node(self, node: Any) -> Step | None:
@@ -247,7 +250,7 @@ class History:
 
     def calls(self) -> list[tuple[int, Call]]:
         """The calls that are known, in order of time, each with the identity of its result; 0 if nothing holds it."""
-        return [(0 if step.result() is None else key, step.call) for key, step in self._steps.items()]
+        return [(0 if step.result() is None else step.key, step.call) for step in self._steps.values()]
 
     def chains(self, birth: Birth) -> list[Chain]:
         """The call in which a number was born, and those that used its result, each with the calls before it.
@@ -303,6 +306,7 @@ class History:
             if step.size <= _MOST_BYTES_KEPT:
                 self._kept[birth] = self._chains_from(step)[::-1]
         self._steps.clear()
+        self._numbers.clear()
         self._births.clear()
         self._by_node.clear()
         self._bytes = 0
