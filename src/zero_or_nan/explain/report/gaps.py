@@ -166,7 +166,7 @@ def _tried(chain: Chain, before: Outcome, limits: Tensor, tensor: Tensor, step: 
         return None
     is_near = torch.allclose(after.value[bad].double(), limits, rtol=1e-3, atol=1e-3)
     is_kept = torch.allclose(after.value[~bad], before.value[~bad], rtol=CLOSE.get(before.value.dtype, 1e-4))
-    return measured(before, run) if is_near and is_kept else None
+    return measured(before, run) if is_near and is_kept and have_limits(chain, changed) else None
 
 
 def _line(chain: Chain, key: int, step: float) -> tuple[str, str, int] | None:

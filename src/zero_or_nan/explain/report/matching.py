@@ -24,6 +24,7 @@ from ..program.source import (
     is_rebound,
 )
 from ..program.tensors import tensors_in
+from .exact import texts_of
 
 
 class Match(NamedTuple):
@@ -119,15 +120,16 @@ def _texts(names: Sequence[str], match: Match, last: Expression) -> dict[str, st
     """The user's expression for each name, if it means the same tensor in the expression of the last call."""
     end, texts = match.replaced[0].place, {}
     for name, (call, at) in _uses(names, match):
-        expression = expression_at(call.place, call.name)
-        operands = [] if expression is None else expression.operands()
-        if expression is None or call.place.code is not end.code or call.is_old or at >= len(operands):
+        expression, operands = expression_at(call.place, call.name), texts_of(call)
+        is_known = at < len(operands) and operands[at][0] is match.names[name]
+        if expression is None or call.place.code is not end.code or call.is_old or not is_known:
             continue
+        text = operands[at][1]
         is_inside = call.place.line == end.line and last.start <= expression.start <= expression.end <= last.end
-        is_again = call.place.line != end.line and not can_run_twice(operands[at])
+        is_again = call.place.line != end.line and not can_run_twice(text)
         has_scope = expression.has_scope or last.has_scope
-        if is_inside or not (is_again or has_scope or is_rebound(operands[at], call.place, end)):
-            texts[name] = operands[at]
+        if is_inside or not (is_again or has_scope or is_rebound(text, call.place, end)):
+            texts[name] = text
     return texts
 
 
