@@ -54,7 +54,11 @@ def _instead(line: str, node: ast.Call) -> str | None:
             return f"{ours}.{called.attr}{arguments}"
         if called.attr == "backward" and owner not in ("self", "super()") and _is_of_tensor(node):
             loss = whole[called.value.col_offset : called.value.end_col_offset].decode()
-            given = arguments[1:].replace("gradient=", "grad_tensors=", 1).lstrip()
+            assert called.end_col_offset is not None
+            for at in (each.col_offset - called.end_col_offset for each in node.keywords if each.arg == "gradient"):
+                text = arguments.encode()
+                arguments = f"{text[:at].decode()}grad_tensors{text[at + len('gradient') :].decode()}"
+            given = arguments[1:].lstrip()
             return f"ignoring.backward({loss}{'' if given == ')' else ', '}{given}"
     is_of_func = isinstance(called, ast.Name) and called.id in ("grad", "grad_and_value", "vjp", "jacrev")
     if is_of_func and len(node.args) == 1 and not isinstance(node.args[0], ast.Call):
