@@ -9,7 +9,7 @@ from zero_or_nan.explain.report.by_ignoring import in_line
 LINES = {
     "loss.backward()": "ignoring.backward(loss)",
     "(a + b).mean().backward(retain_graph=True)": "ignoring.backward((a + b).mean(), retain_graph=True)",
-    "y.backward(inputs=[f(x, gradient=1)], gradient=w)": "ignoring.backward(y, inputs=[f(x, gradient=1)], grad_tensors=w)",
+    "y.backward(inputs=[f(gradient=1)], gradient=w)": "ignoring.backward(y, inputs=[f(gradient=1)], grad_tensors=w)",
     "for loss in losses: loss.backward()": "for loss in losses: ignoring.backward(loss)",
     "torch.autograd.backward([a, b], [u, v])": "ignoring.backward([a, b], [u, v])",
     "g = autograd.grad(y.sum(), x)[0] + 1": "g = ignoring.grad(y.sum(), x)[0] + 1",
