@@ -1,6 +1,7 @@
 """What is known of PyTorch's functions: which of them select, and what their derivatives do to ignored elements.
 
 - `families`: the numerics, records, transfers and rules, one family of functions in each file.
+- `formulas`: formulas of several functions that lose a number on the way, and what to write instead.
 - `numerics`: what can be known of the numbers that a function takes and gives. `explain` reads it.
 - `record`: what a record and a transfer can say. `conditions`: which saved tensors are safe.
 - `registry`: registers records, transfers, rules and derivatives. `authoring` checks those that users write.
@@ -10,6 +11,7 @@
 
 import warnings
 
+from . import formulas  # isort: skip  # its rewrites come before those of a single function
 from . import families
 from .registry import MISSING
 
@@ -21,4 +23,4 @@ if MISSING:
         stacklevel=2,
     )
 
-__all__ = ["families"]
+__all__ = ["families", "formulas"]

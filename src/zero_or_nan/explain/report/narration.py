@@ -227,8 +227,10 @@ class Narration:
             if not advice.remedy and verdict.kind == "contaminated" and verdict.fixed:
                 advice = tried_on(self._history.chains(birth), advice_at_gap)
         else:
-            advise = functools.partial(advice_on, module=path, calls=self._history.calls())
-            advice = tried_on(self._history.chains(birth), advise)
+            chains = self._history.chains(birth)
+            is_derivative = bool(chains) and birth.phase == "backward" and chains[-1].call.name != birth.operator
+            advise = functools.partial(advice_on, module=path, calls=self._history.calls(), is_derivative=is_derivative)
+            advice = tried_on(chains, advise)
         origin.exact = advice.exact
         if advice.exact:
             origin.kind = "overflow"

@@ -39,7 +39,7 @@ from .widening import constant_lost, floor_under, larger_constant, widened
 MOST_ELEMENTS = 5_000_000
 """The size of the operands from which on nothing is tried."""
 
-AFTER = 3
+AFTER = 4
 """The number of calls after one of which each may be part of the same formula."""
 
 _AFTER_WIDER = 12
@@ -116,7 +116,7 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
         return NOTHING_TRIED
 
 
-def advice_on(chains: Sequence[Chain], module: str, calls: Calls) -> Advice:
+def advice_on(chains: Sequence[Chain], module: str, calls: Calls, is_derivative: bool = False) -> Advice:
     """Try rewrites of the calls with which a number was born, and run the call in exact arithmetic.
 
     In this order: a rewrite, a limit, the same formula in a wider dtype, a larger eps if the dtype rounds it to 0, a
@@ -126,6 +126,8 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls) -> Advice:
         chains: the calls that used the number, and last the call in which it was born.
         module: the path of the module that made this call; empty if it is not known.
         calls: all calls that are known, each with the identity of its result.
+        is_derivative: whether the call is in a derivative that the user wrote. Then there is nothing to choose: the
+            derivative is that of the forward function.
     """
     failed = chains[-1]
     if numerics_of(failed.call.name).is_open:
@@ -134,7 +136,7 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls) -> Advice:
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
     near = chains[-1 - AFTER :]
-    found = [each for chain in near for each in tried(chain, chains, lost)]
+    found = [each for chain in near for each in tried(chain, chains, lost, is_derivative)]
     found.sort(key=lambda each: (bool(each.choice), each.replaces is None))
     best = next((each for each in found if not each.is_bound), None)
     if best is not None:
@@ -195,7 +197,7 @@ def _told(found: Tried) -> str:
     return f"# tried on your numbers: {found.measured}{'' if found.beyond else ', as in float64'}\n{found.line}"
 
 
-def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[Tried]:
+def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None, is_derivative: bool) -> Iterator[Tried]:
     """The rewrites of the last call of a chain that give the right numbers, and that replace the failed call.
 
     The failed call is the last of the last chain. If it gives a number in exact arithmetic, there is nothing to choose.
@@ -204,12 +206,14 @@ def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[
         for match in matches(each.pattern, chain.call, chain, Match({}, ())):
             is_cut = len({call.is_recorded for call in match.replaced}) > 1  # the line would get the gradient back
             if not is_cut and any(call.is_again(chains[-1].call) for call in match.replaced):
-                found = _try(each, match, chain, chains, lost)
+                found = _try(each, match, chain, chains, lost, is_derivative)
                 if found is not None:
                     yield found
 
 
-def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Tried | None:
+def _try(
+    rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], lost: Lost | None, is_derivative: bool
+) -> Tried | None:
     """What a rewrite gives, if it is right: in the program's dtype, in float64, and on ordinary numbers."""
     names = match.names
     given = {id(thing): thing for thing in names.values() if isinstance(thing, Tensor)}
@@ -238,6 +242,8 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
             if not may_choose or after.value.shape != before.value.shape or not _agrees(after, before, exact, True):
                 return None
             is_harmless = lost is not None and not lost.fits and _gives_the_exact_end(rewrite, chain.call, chains)
+            if is_derivative and not is_harmless:
+                return None
             near = chains[-1 - AFTER :]
             if not is_harmless and not all(_keeps(later, chain.call, kept) for later in near):
                 return None

@@ -230,67 +230,6 @@ numerics("copy", grows=True, replaces=True, written="{1}")
 
 # What to write instead. The first that gives the right numbers on the reader's operands is printed.
 
-rewrite("log(softmax(x, dim))", "F.log_softmax(x, dim=dim)")
-rewrite("log(getitem(softmax(x, dim), i))", "F.log_softmax(x, dim=dim)[i]")
-rewrite("log(gather(softmax(x, dim), d, i))", "F.log_softmax(x, dim=dim).gather(d, i)")
-rewrite("log(sigmoid(x))", "F.logsigmoid(x)")
-rewrite("log(1 - sigmoid(x))", "F.logsigmoid(-x)")
-rewrite("log1p(neg(sigmoid(x)))", "F.logsigmoid(-x)")
-for square in ("tanh(x) ** 2", "square(tanh(x))"):
-    rewrite(f"log(1 - {square})", "2 * (0.6931471805599453 - x - F.softplus(-2 * x))")
-rewrite("log(1 + exp(x))", "F.softplus(x)")
-rewrite("log1p(exp(x))", "F.softplus(x)")
-rewrite("log(exp(x))", "x")
-rewrite("log(sum(exp(x), dim))", "x.logsumexp(dim, keepdim=keepdim)")
-rewrite("log(sum(exp(x)))", "x.flatten().logsumexp(0)")
-rewrite("log(mean(exp(x), dim))", "x.logsumexp(dim, keepdim=keepdim) - torch.tensor(x.shape[dim]).log()")
-rewrite("log(mean(exp(x)))", "x.flatten().logsumexp(0) - torch.tensor(x.numel()).log()")
-rewrite("log(cumsum(exp(x), dim))", "x.logcumsumexp(dim)")
-rewrite("log(exp(a) + exp(b))", "torch.logaddexp(a, b)")
-rewrite("log(1 - exp(x))", "torch.log(-torch.expm1(x))")
-rewrite("log(exp(a) @ exp(b))", "(a.unsqueeze(-1) + b.unsqueeze(-3)).logsumexp(-2)")
-rewrite("logsumexp(log(x), dim)", "x.sum(dim, keepdim=keepdim).log()")
-rewrite(
-    "logsumexp(log(x) + a, dim)",
-    "(x * (a - a.detach().amax(dim, keepdim=True)).exp()).sum(dim, keepdim=keepdim).log()"
-    " + a.detach().amax(dim, keepdim=keepdim)",
-)
-rewrite("log(prod(x))", "x.log().sum()")
-rewrite("log(prod(x, dim))", "x.log().sum(dim, keepdim=keepdim)")
-rewrite("log(a / b)", "a.log() - b.log()")
-rewrite("log(x ** p)", "p * x.log()")
-rewrite("log(det(x))", "torch.linalg.slogdet(x).logabsdet")
-rewrite("log(abs(det(x)))", "torch.linalg.slogdet(x).logabsdet")
-rewrite("atanh(tanh(x))", "x")
-rewrite("logit(sigmoid(x))", "x")
-rewrite("exp(a) / sum(exp(a), dim)", "a.softmax(dim)")
-rewrite("exp(a) / sum(exp(a))", "(a - a.flatten().logsumexp(0)).exp()")
-rewrite("exp(a) / exp(b)", "(a - b).exp()")
-rewrite("a / (1 - sigmoid(x))", "a / torch.sigmoid(-x)")
-rewrite("sqrt(1 - cos(x) ** 2)", "x.sin().abs()")
-for squares in ("square(x)", "x ** 2", "x * x"):
-    rewrite(f"sqrt(sum({squares}))", "torch.linalg.vector_norm(x)", "the slope of a length of 0 is 0")
-    rewrite(
-        f"sqrt(sum({squares}, dim))",
-        "torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim)",
-        "the slope of a length of 0 is 0",
-    )
-for root, square in (
-    ("sqrt(x)", "x"),
-    ("norm(x)", "x.square().sum()"),
-    ("norm(x, dim)", "x.square().sum(dim, keepdim=keepdim)"),
-    ("linalg_vector_norm(x)", "x.square().sum()"),
-    ("linalg_vector_norm(x, dim)", "x.square().sum(dim, keepdim=keepdim)"),
-):
-    rewrite(f"{root} ** 2", square)
-    rewrite(f"square({root})", square)
-    rewrite(f"({root} / a) ** 2", f"{square} / a ** 2")
-rewrite("x / norm(x, dim)", "F.normalize(x, dim=dim)", "a vector of 0 stays 0, with a slope of 1e12")
-rewrite("exp(x) * a", "torch.where(a == 0, 0, torch.where(a == 0, 0, x).exp() * a)")
-rewrite("x / norm(x)", "x / x.norm().clamp_min(1e-12)", "a vector of 0 stays 0, with a slope of 1e12")
-rewrite("p * log(q)", "torch.where(p == 0, 0, p * torch.where(p == 0, 1, q).log())", "0 times a logarithm is 0")
-rewrite("p * q", "torch.where(p == 0, 0, p * torch.where(p == 0, 0, q))", "0 times an infinity is 0")
-rewrite("atan(a / b)", "torch.atan2(a, b)", "the slope at b = 0 is that of the angle of (b, a)")
 rewrite("sqrt(x)", "torch.where(x == 0, 0, torch.where(x == 0, 1, x).sqrt())", "the slope at 0 is 0")
 rewrite("sqrt(x)", "x.clamp_min(1e-12).sqrt()", "a number below 1e-12 counts as 1e-12, with a slope of 0")
 rewrite("sqrt(x)", "(x + 1e-14).sqrt()", "1e-14 is added to each number: the slope at 0 is 5e6")
