@@ -115,5 +115,5 @@ def _has_counted_zeros(value: Any, mask: Mask) -> bool:
     """Whether a result has a zero that is not ignored."""
     if not isinstance(value, Tensor) or not can_carry(value) or not is_dense(value):
         return False
-    zeros = value == 0
-    return bool((zeros if mask is None else zeros & mask).any())
+    counted = value.numel() if mask is None else mask.count_nonzero()
+    return bool(value.count_nonzero() < counted)
