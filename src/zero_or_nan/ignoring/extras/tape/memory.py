@@ -12,9 +12,12 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
-from ....masks.mask import MANY, Mask, all_count, full
+from ....masks.mask import Mask, all_count, full
 
 _ALIKE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+LARGE = 1 << 15
+"""From this number of elements on, `torch.equal` is the slower comparison."""
 
 
 class Lost(Exception):
@@ -106,7 +109,7 @@ class Memory:
     def write(self, tensor: Tensor, value: Tensor, mask: Mask, empty: Mask = None) -> None:
         """Note what the user's code has written into a tensor in this storage, and what it should have been."""
         if self.values is None and empty is None and _covers(tensor):  # as most results: in a third of the time
-            self.plain = _flat(tensor).clone()
+            self.plain = tensor.clone().view(-1)
             self.values = self.plain if value is tensor else _flattened(value)
             self.counts = _flattened(full(mask, tensor).expand(tensor.shape))
             return
@@ -195,6 +198,6 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if alike is None:
         return torch.equal(a, b)
     a, b = a.view(alike), b.view(alike)
-    if a.numel() < MANY or a.shape != b.shape or not (a.is_cpu and a.is_contiguous() and b.is_contiguous()):
+    if a.numel() < LARGE or a.shape != b.shape or not (a.is_cpu and a.is_contiguous() and b.is_contiguous()):
         return torch.equal(a, b)
     return not (a ^ b).view(torch.uint8).amax().item()  # takes a third of the time

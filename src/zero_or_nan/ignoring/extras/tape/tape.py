@@ -150,7 +150,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         if memory.values is None:
             return value, None
         repaired, mask = memory.read(value)
-        if memory.values is memory.plain or same_bits(repaired, value.resolve_conj().resolve_neg()):
+        if memory.values is memory.plain:
             return value, mask
         return torch.empty_like(value).copy_(repaired), mask
 
@@ -192,7 +192,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
 
     def _begin(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
         """Look at an operator before it runs. Returns what to call with its result."""
-        given = _tensors((args, kwargs))
+        given = _tensors(args) + _tensors(kwargs)
         in_sum = getattr(op, "overloadpacket", None) in SUMS or _accumulates(op, args, kwargs)
         followed = []
         for tensor in given:
@@ -250,13 +250,13 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         """
         if call.written:
             self._memory_of(call.args[0]).own()
-        masked = {id(tensor): tensor for tensor in (*call.followed, *call.written)}
+        masked = {id(tensor): (tensor, self._memory_of(tensor)) for tensor in (*call.followed, *call.written)}
 
         def in_place_of(how: str) -> Any:
-            twins = {number: self._twin(tensor, how) for number, tensor in masked.items()}
-            return _with_twins((call.args, call.kwargs), twins)
+            twins = {number: self._twin(*memory.read(tensor, how)) for number, (tensor, memory) in masked.items()}
+            return _with_twins(call.args, twins), _with_twins(call.kwargs, twins)
 
-        if not call.in_sum or not any(self._memory_of(tensor).empty is not None for tensor in masked.values()):
+        if not call.in_sum or all(memory.empty is None for _, memory in masked.values()):
             return *in_place_of(""), None
         twins = in_place_of("in a sum")
         op = out_of_place(call.op) if call.written else call.op
@@ -268,7 +268,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         fresh = [tensor for tensor in results if key_of(tensor) not in given]
         if results and not fresh and not call.written:
             return  # it is an argument
-        is_masked = any(type(twin) is Cotangent for twin in _tensors((twins, twins_by_name)))
+        is_masked = any(type(twin) is Cotangent for twin in _tensors(twins) + _tensors(twins_by_name))
         better = dispatch(op, twins, twins_by_name) if is_masked else op(*twins, **twins_by_name)
         if call.written:
             self._store(call.args[0], twins[0], empties)
@@ -337,9 +337,8 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
                 memory.plain = None
         self._constant(result)
 
-    def _twin(self, tensor: Tensor, how: str) -> Any:
+    def _twin(self, value: Tensor, mask: Mask) -> Any:
         """What an operator gets in place of a tensor with ignored or repaired elements: a cotangent."""
-        value, mask = self._memory_of(tensor).read(tensor, how)
         return Cotangent(value, mask, self.step) if value.is_floating_point() or value.is_complex() else value
 
     def _store(self, tensor: Tensor, twin: Any, empties: Mask) -> None:
@@ -443,8 +442,13 @@ def _tensors(thing: Any) -> list[Tensor]:
     """The tensors among arguments or results. `tree_leaves` takes longer than most operators."""
     if isinstance(thing, Tensor):
         return [thing]
-    items = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (tuple, list)) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
+    found: list[Tensor] = []
+    for item in thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (tuple, list)) else ():
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list, dict)):
+            found += _tensors(item)
+    return found
 
 
 def _with_twins(thing: Any, twins: dict[int, Any]) -> Any:
