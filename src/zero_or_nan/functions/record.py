@@ -179,8 +179,8 @@ def _fitted(mask: Mask, result: Any) -> Mask:
     return mask.expand(result.shape) if was_broadcast(mask.shape, result.shape) else reduced(mask, result.shape)
 
 
-TRANSFERS: dict[str, Transfer] = {}
-"""How a mask goes through the derivative of a function, by the function's name."""
+TRANSFERS: dict[str | type, Transfer] = {}
+"""How a mask goes through the derivative of a function. The keys are as in `FUNCTIONS`."""
 
 
 def record_of(node: Any) -> Function:

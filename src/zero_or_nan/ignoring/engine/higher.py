@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...functions.conditions import ALWAYS
+from ...functions.record import TRANSFERS, Transfer
 from ...functions.registry import function
 from ...masks.cotangent import Cotangent, Run, is_saved, mask_of, unwrap
 from ...masks.mask import Mask, anywhere, everywhere
@@ -75,8 +76,9 @@ class _Left(torch.autograd.Function):
         return _left(tangent, unwrap(tangent))
 
 
-function(_Entered, moves=True, safe_if=ALWAYS)
-function(_Left, moves=True, safe_if=ALWAYS)
+for each in (_Entered, _Left):
+    function(each, moves=True, safe_if=ALWAYS)
+    TRANSFERS[each] = Transfer(lambda node, gradient, mask, results: [mask] * len(results))
 
 
 def entered(value: Tensor, mask: Mask, step: Run) -> Cotangent:

@@ -140,6 +140,8 @@ class Pass:
             if plan.first is not None:  # to know this pass's run of the engine before a user's hook starts another run
                 self._handles.append(plan.first.register_prehook(PassHook(self._begun)))
             for node, ahead, function, transfer in plan.transferred:
+                if is_recorded(node):
+                    self._handles.append(node.register_prehook(PassHook(self._before, node)))
                 hook = PassHook(self._after, node, ahead, function, transfer)
                 self._handles += put_first(node.register_hook(hook))
             for node, ahead, function, step in plan.interpreted:
@@ -226,7 +228,7 @@ class Pass:
             return None
         recorded = is_recorded(node)
         if recorded:
-            arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
+            arriving = self._at_constants(node, arriving)
         if step_type.runs_one_derivative and is_over_nothing(arriving):
             step_type = OverNothing
         arrived = self._all_arriving(node, function, step_type, arriving, recorded)
@@ -238,16 +240,24 @@ class Pass:
         self.running[node] = step = step_type(self, node, function, masks)
         return tuple(step.begin(values))
 
-    def _at_constants(self, node: Any, number: int, value: Any) -> Any:
-        """The value that arrives at a node, with 0, and ignored, at each element that an earlier pass ignored there."""
-        counts = constants(node, number)
-        if value is None or counts is None or not can_carry(value) or not form_of(value).can_be_recorded:
-            return value
-        kept = without(value, counts)
-        arrived = self._arrived.get((node, number))
-        mask = both(None if arrived is None else arrived.mask, counts)
-        self._arrived[node, number] = _sent(mask, kept)
-        return kept
+    def _before(self, node: Any, arriving: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The hook before a transferred node that an earlier pass recorded."""
+        return self._at_constants(node, arriving) if self._is_mine() else None
+
+    def _at_constants(self, node: Any, arriving: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What arrives at a node, with 0, and ignored, at each element that an earlier pass ignored there."""
+        values = list(arriving)
+        for number, value in enumerate(arriving):
+            counts = constants(node, number)
+            if value is None or counts is None or not can_carry(value) or not form_of(value).can_be_recorded:
+                continue
+            arrived = self._arrived.get((node, number))
+            if arrived is not None and arrived.mask is counts and arrived.is_still(value):
+                continue
+            values[number] = kept = without(value, counts)
+            mask = both(None if arrived is None else arrived.mask, counts)
+            self._arrived[node, number] = _sent(mask, kept)
+        return tuple(values)
 
     def _leave(
         self, node: Any, edges: Ahead, results: tuple[Any, ...], arriving: tuple[Any, ...]

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from torch.autograd.function import BackwardCFunction
 
-from ...functions.fills import is_fill
-from ...functions.graph import KINDS, NODES, AccumulateGrad, Edge, Graph, function_of, has_empty_result
+from ...functions.fills import is_fill, unordered_at
+from ...functions.graph import KINDS, NODES, AccumulateGrad, Edge, Graph, forward_class, function_of, has_empty_result
 from ...functions.record import FUNCTIONS, TRANSFERS, UNKNOWN, Checks, Function, Transfer, checks_of, record_of
 from ...masks.numbers import shared_forms
 from .higher import any_recorded, is_recorded
@@ -82,7 +82,7 @@ def classify(node: Any) -> NodeKind:
         own = node_type in KINDS
         checks = checks_of(node_type, function)
         needs_check = checks is None or bool(checks.places or checks.scalars or function.only_if)
-        transfer = TRANSFERS.get(name) if own else None
+        transfer = TRANSFERS.get(name if own else forward_class(node))
         found = NodeKind(name, function, _step_of(node, name, function), transfer, checks, needs_check)
         if own:
             _KINDS[node_type] = found
@@ -161,13 +161,14 @@ def planned(
         is_outermost: whether the pass is not a part of another pass.
     """
     # The record of a pass is differentiated again, and several processes have to run the same operators.
-    is_spread = any(form.is_spread(roots, graph) for form in shared_forms())
-    by_rules_alone = by_rules_alone or is_spread or any_recorded(graph)
+    by_rules_alone = by_rules_alone or any(form.is_spread(roots, graph) for form in shared_forms())
     if by_rules_alone:
         unsafe = ()  # as for the pass: if it is empty, each node counts as unsafe
     skipped = _skippable(graph, keep, unsafe)
-    prefix = _unmasked_prefix(roots, graph) if is_outermost and not by_rules_alone and not keep else {}
-    plan = Plan(by_rules_alone, next(iter(prefix), None), [], [])
+    was_recorded = any_recorded(graph)
+    in_whole = is_outermost and not (by_rules_alone or was_recorded or keep)
+    prefix = _unmasked_prefix(roots, graph) if in_whole else {}
+    plan = Plan(by_rules_alone or was_recorded, next(iter(prefix), None), [], [])
     for node, edges in graph.items():
         if node in skipped or node in prefix:
             continue
@@ -184,9 +185,10 @@ def planned(
 def _transfer_at(node: Any, kind: NodeKind, unsafe: Collection[Any]) -> Transfer | type[Transferred] | None:
     """The registered transfer of a node, or a step that follows the derivative; None if the node is interpreted."""
     transfer = kind.transfer
-    if transfer is not None and USES_TRANSFERS and not is_fill(node):
+    if transfer is not None and USES_TRANSFERS and not is_fill(node) and unordered_at(node) is None:
         is_safe = bool(unsafe) and node not in unsafe
-        if transfer.may_follow(node, is_safe):
+        # A node that an earlier pass recorded may have saved cotangents, whose masks matter unless it is elementwise.
+        if transfer.may_follow(node, is_safe) and (is_safe or transfer.repair is None or not is_recorded(node)):
             return transfer.without_repair if is_safe else transfer
     step = step_at(node, kind)
     return step if issubclass(step, Transferred) else None
@@ -200,7 +202,7 @@ def _skippable(graph: Graph, keep: Collection[Edge], unsafe: Collection[Any]) ->
         if type(node) is AccumulateGrad:  # has no derivative
             skippable.add(node)
             continue
-        if not unsafe or node in unsafe or not SKIPS:
+        if not unsafe or node in unsafe or not SKIPS or is_recorded(node):
             continue
         for edge in edges:
             if edge[0] in graph and (edge[0] not in skippable or edge in keep):
