@@ -185,12 +185,15 @@ TRANSFERS: dict[str | type, Transfer] = {}
 
 def record_of(node: Any) -> Function:
     """The record of the forward function whose derivative a node computes."""
+    return FUNCTIONS.get(key_of(node), UNKNOWN)
+
+
+def key_of(node: Any) -> str | type:
+    """The key in `FUNCTIONS` for the forward function of a node."""
     forward = forward_class(node)
     if forward is None:
-        return FUNCTIONS.get(function_of(node.name()), UNKNOWN)
-    if forward.__module__.startswith("torch."):
-        return FUNCTIONS.get(name_in_torch(forward), UNKNOWN)
-    return FUNCTIONS.get(forward, UNKNOWN)
+        return function_of(node.name())
+    return name_in_torch(forward) if forward.__module__.startswith("torch.") else forward
 
 
 def name_in_torch(forward: type) -> str:

@@ -249,7 +249,7 @@ _runs: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
 class _Seen(Exception):
-    """Ends the run that asks the engine."""
+    """Ends the run that asks the engine, or the walk after which it need not be asked."""
 
 
 class _Asking(torch.autograd.Function):
@@ -271,7 +271,8 @@ def needed_from(roots: Sequence[Any], inputs: Iterable[Any]) -> Graph:
 
     The engine decides this at the start of a run, without walking through what is behind the inputs. So we ask the
     engine: we start a run from a node of our own ahead of the roots, look at the graph from there, and end the run by
-    an exception. No node of the user's graph runs, and none of the user's hooks.
+    an exception. No node of the user's graph runs, and none of the user's hooks. If all leaves of the graph are inputs,
+    the engine need not be asked.
 
     Deep graphs are held until nothing else holds them. If the engine can't be asked, these are all nodes that backward
     can reach: if a root is a graph edge, inside of a transform of `torch.func`, and while PyTorch detects anomalies,
@@ -284,15 +285,26 @@ def needed_from(roots: Sequence[Any], inputs: Iterable[Any]) -> Graph:
     DEEP_GRAPHS.sweep()
     graph: Graph = {}
     try:
-        with torch.inference_mode(False), compiled_autograd_aside():  # the first lets PyTorch record, too
-            asking = _Asking.apply(lambda: graph.update(graph_from(roots, _is_run)), *roots)  # type: ignore[no-untyped-call]
-            engine.run_backward((asking,), (asking.detach(),), True, False, inputs, True, False)
+        if all(isinstance(each, Tensor) and each.is_leaf for each in inputs):  # then the engine may run all nodes
+            with contextlib.suppress(_Seen):
+                graph = graph_from(roots, partial(_is_behind, set(map(id, inputs))))
+        if not graph:
+            with torch.inference_mode(False), compiled_autograd_aside():  # the first lets PyTorch record, too
+                asking = _Asking.apply(lambda: graph.update(graph_from(roots, _is_run)), *roots)  # type: ignore[no-untyped-call]
+                engine.run_backward((asking,), (asking.detach(),), True, False, inputs, True, False)
     except _Seen:
-        DEEP_GRAPHS.hold(graph)
-        return graph
+        pass
     except Exception:  # inside of `torch.func`, or the arguments are wrong, which the user's call will raise again
         return held_from(roots)
-    return graph  # no input can be reached
+    DEEP_GRAPHS.hold(graph)
+    return graph  # empty if no input can be reached
+
+
+def _is_behind(inputs: set[int], node: Any) -> bool:
+    """True for a node that may lead to one of these leaves. Ends the walk at any other leaf."""
+    if type(node) is AccumulateGrad and id(node.variable) not in inputs:
+        raise _Seen
+    return True
 
 
 def _is_run(node: Any) -> bool:

@@ -20,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ...functions.fills import is_fill, unordered_at
 from ...functions.graph import KINDS, NODES, AccumulateGrad, Edge, Graph, forward_class, function_of, has_empty_result
-from ...functions.record import FUNCTIONS, TRANSFERS, UNKNOWN, Checks, Function, Transfer, checks_of, record_of
+from ...functions.record import FUNCTIONS, TRANSFERS, UNKNOWN, Checks, Function, Transfer, checks_of, key_of
 from ...masks.numbers import shared_forms
 from .higher import any_recorded, is_recorded
 from .steps.foreign import Opaque, Traced
@@ -34,7 +34,7 @@ class NodeKind(NamedTuple):
     """What is known about the nodes of one type.
 
     Attributes:
-        name: the name of their forward function.
+        key: the key in `FUNCTIONS` for their forward function.
         function: the record of the forward function.
         step: the step that runs their derivative if it is interpreted.
         transfer: how a mask goes through their derivative if plain PyTorch runs it; None if that is not possible.
@@ -42,7 +42,7 @@ class NodeKind(NamedTuple):
         needs_check: False if the precheck has nothing to check, because plain backward is always safe here.
     """
 
-    name: str
+    key: str | type
     function: Function
     step: type[Step]
     transfer: Transfer | None
@@ -51,6 +51,8 @@ class NodeKind(NamedTuple):
 
 
 _KINDS: dict[type, NodeKind] = {}
+MANY_KINDS = 2000
+"""How many types are remembered. A program may make new Functions in Python again and again."""
 
 Chooser = Callable[[Any, Function], type[Step] | None]
 
@@ -60,7 +62,7 @@ _CHOOSERS: list[Chooser] = []
 def chooses_step(choose: Chooser) -> Chooser:
     """Register a function that may choose the step for a Function in Python, by a node and its function's record.
 
-    It returns None for each node that is not its own.
+    It returns None for each node that is not its own, and chooses the same for all nodes of a type.
     """
     _CHOOSERS.append(choose)
     return choose
@@ -70,27 +72,31 @@ def known(node_type: type) -> NodeKind | None:
     """What is known about a type; None if it was not classified yet, or if its nodes have several functions."""
     found = _KINDS.get(node_type)
     # The user may have registered a record since.
-    return found if found is not None and FUNCTIONS.get(found.name, UNKNOWN) is found.function else None
+    return found if found is not None and FUNCTIONS.get(found.key, UNKNOWN) is found.function else None
 
 
 def classify(node: Any) -> NodeKind:
-    """What is known about a node by its type. It is remembered for each type in `KINDS`."""
+    """What is known about a node by its type. It is remembered for each type whose nodes have one function."""
     node_type: Any = type(node)
     found = known(node_type)
     if found is None:
-        name, function = function_of(node.name()), record_of(node)
-        own = node_type in KINDS
+        key = key_of(node)
+        function = FUNCTIONS.get(key, UNKNOWN)
+        has_one = node_type in KINDS or forward_class(node) is not None
         checks = checks_of(node_type, function)
         needs_check = checks is None or bool(checks.places or checks.scalars or function.only_if)
-        transfer = TRANSFERS.get(name if own else forward_class(node))
-        found = NodeKind(name, function, _step_of(node, name, function), transfer, checks, needs_check)
-        if own:
+        transfer = TRANSFERS.get(key) if has_one else None
+        found = NodeKind(key, function, _step_of(node, function), transfer, checks, needs_check)
+        if has_one:
+            if len(_KINDS) >= MANY_KINDS:
+                _KINDS.clear()
             _KINDS[node_type] = found
     return found
 
 
-def _step_of(node: Any, name: str, function: Function) -> type[Step]:
+def _step_of(node: Any, function: Function) -> type[Step]:
     """The step that runs the derivatives of a node's type."""
+    name = function_of(node.name())
     is_python = isinstance(node, BackwardCFunction)
     if is_python:
         chosen = next(filter(None, (choose(node, function) for choose in _CHOOSERS)), None)
