@@ -111,10 +111,27 @@ def _layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -
     return _of_layer(mask, grad, node._saved_normalized_shape)
 
 
-@rule("_weight_norm_interface_backward")
-def weight_norm_backward(op: Any, grad: Any, *saved: Any) -> Any:
-    """By the formula that PyTorch uses for second derivatives."""
-    return prefer_exact(op(unwrap(grad), *saved), aten._weight_norm_differentiable_backward(grad, *saved))
+def _of_weight(mask: Tensor, saved: Tensor, sizes: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """The masks of the gradients of directions and sizes. A norm mixes the elements of a row, or of a column."""
+    row = anywhere(mask, [d for d in range(mask.dim()) if d != dim], keepdim=True)
+    return row, row
+
+
+def _without_lost_rows(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with 0 for each ignored row that can't be divided by its norm, and a norm of 1."""
+    grad, directions, sizes, norms, dim = args
+    kept = _of_weight(mask, *args[1:])[0] | (norms > 0) & (norms < torch.inf)
+    if bool(kept.all()):
+        return args
+    return grad, only(kept, directions), sizes, norms.masked_fill(~kept, 1), dim
+
+
+fused(
+    "_weight_norm_interface_backward",
+    masks=_of_weight,
+    set_aside=_without_lost_rows,
+    formula=aten._weight_norm_differentiable_backward,
+)
 
 
 @rule("miopen_batch_norm_backward")
