@@ -184,7 +184,7 @@ def constants(node: Any, number: int) -> Mask:
 
 def without(value: Tensor, mask: Tensor) -> Tensor:
     """The cotangent with 0 at each constant, where the mask is False. If it is 0 there already, the same tensor."""
-    if not bool((value.detach() != 0).logical_and_(mask.logical_not()).any()):
+    if not bool(value.detach().masked_fill(mask, 0).any()):
         return value
     if 0 not in value.stride():  # the result has the strides of the condition; an expanded value has none to keep
         mask = torch.empty_like(value, dtype=torch.bool).copy_(mask)

@@ -124,6 +124,7 @@ class Pass:
         self.running: dict[Any, Step] = {}
         self.entered: dict[int, tuple[Tensor, Cotangent]] = {}
         self._engine_pass: int | None = None
+        self._within: tuple[Mask, Mask] = None, None
         self._handles: list[Any] = []
         self._problems: Problems | None = None
         self.count: Any = None if outer is None else outer.count
@@ -252,12 +253,21 @@ class Pass:
             if value is None or counts is None or not can_carry(value) or not form_of(value).can_be_recorded:
                 continue
             arrived = self._arrived.get((node, number))
-            if arrived is not None and arrived.mask is counts and arrived.is_still(value):
+            mask = None if arrived is None else arrived.mask
+            if arrived is not None and mask is not None and arrived.is_still(value) and self._is_within(mask, counts):
                 continue
             values[number] = kept = without(value, counts)
-            mask = both(None if arrived is None else arrived.mask, counts)
-            self._arrived[node, number] = _sent(mask, kept)
+            self._arrived[node, number] = _sent(both(mask, counts), kept)
         return tuple(values)
+
+    def _is_within(self, mask: Tensor, counts: Tensor) -> bool:
+        """True if an element that counts in the first mask counts in the second. Most often, they are the last two."""
+        smaller, larger = self._within
+        if smaller is not mask or larger is not counts:
+            if bool(mask.gt(counts).any()):
+                return False
+            self._within = mask, counts
+        return True
 
     def _leave(
         self, node: Any, edges: Ahead, results: tuple[Any, ...], arriving: tuple[Any, ...]
@@ -450,6 +460,7 @@ class Pass:
         for step in self.running.values():
             step.abandon()
         self._arrived.clear()
+        self._within = None, None
         self.running.clear()
         self.entered.clear()
 
