@@ -68,11 +68,14 @@ def _of_batch(mask: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return channel.reshape(1, -1, *(1,) * (mask.dim() - 2)) if is_training else mask, channel, channel
 
 
-def _without_lost(masks: Callable[..., tuple[Tensor, ...]], *statistics: int) -> Callable[..., tuple[Any, ...]]:
+def _without_lost(
+    masks: Callable[..., tuple[Tensor, ...]], *statistics: int, replaced_by: int = 0
+) -> Callable[..., tuple[Any, ...]]:
     """Make a function that puts 0 into each part of the input that is ignored as a whole and has no finite statistics.
 
     Plain PyTorch's result is NaN in such a part, so no finite number changes. The function takes the mask of the
-    cotangent and the arguments, of which the second is the input. `statistics` are the places of the statistics.
+    cotangent and the arguments, of which the second is the input. `statistics` are the places of the statistics, and
+    `replaced_by` is a number for those that are not finite.
     """
 
     def set_aside(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -83,7 +86,8 @@ def _without_lost(masks: Callable[..., tuple[Tensor, ...]], *statistics: int) ->
         if bool(kept.all()):
             return args
         there = kept.unsqueeze(-1).expand(parts.shape).reshape(counts.shape)
-        cleaned = {place: only(kept, args[place]) for place in statistics} | {1: only(there, args[1])}
+        cleaned = {place: torch.where(kept, args[place], replaced_by) for place in statistics}
+        cleaned[1] = only(there, args[1])
         return tuple(cleaned.get(place, arg) for place, arg in enumerate(args))
 
     return set_aside
@@ -117,19 +121,10 @@ def _of_weight(mask: Tensor, saved: Tensor, sizes: Tensor, norms: Tensor, dim: i
     return row, row
 
 
-def _without_lost_rows(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with 0 for each ignored row that can't be divided by its norm, and a norm of 1."""
-    grad, directions, sizes, norms, dim = args
-    kept = _of_weight(mask, *args[1:])[0] | (norms > 0) & (norms < torch.inf)
-    if bool(kept.all()):
-        return args
-    return grad, only(kept, directions), sizes, norms.masked_fill(~kept, 1), dim
-
-
 fused(
     "_weight_norm_interface_backward",
     masks=_of_weight,
-    set_aside=_without_lost_rows,
+    set_aside=_without_lost(_of_weight, 3, replaced_by=1),  # a norm, which divides
     formula=aten._weight_norm_differentiable_backward,
 )
 

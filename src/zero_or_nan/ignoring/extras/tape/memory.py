@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
+from ....masks.cotangent import Cotangent, Run
 from ....masks.mask import Mask, all_count, full
 
 _ALIKE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -93,6 +94,11 @@ class Memory:
         value = value.neg() if tensor.is_neg() else value
         return value, None if all_count(counts) else counts
 
+    def twin(self, tensor: Tensor, step: Run, how: str) -> Tensor:
+        """What an operator gets in place of a tensor in this storage: a cotangent."""
+        value, mask = self.read(tensor, how)
+        return Cotangent(value, mask, step) if value.is_floating_point() or value.is_complex() else value
+
     def follow(self, tensor: Tensor) -> None:
         """From now on, any of its elements may be ignored. So far all of them count."""
         if self.values is None:
@@ -131,9 +137,9 @@ class Memory:
 
     def differs(self) -> bool:
         """Whether the storage has contaminated numbers."""
-        if self.values is None or self.plain is None or self.values is self.plain:
+        if self.values is None or self.plain is None:
             return False
-        return not same_bits(self.plain, self.values)
+        return self.values is not self.plain and not same_bits(self.plain, self.values)
 
 
 def key_of(tensor: Any) -> int | None:

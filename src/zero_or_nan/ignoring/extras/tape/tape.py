@@ -142,8 +142,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         return (value, None) if found is None else found
 
     def _result(self, value: Tensor) -> tuple[Tensor, Mask]:
-        key = key_of(value)
-        memory = None if key is None else self._memory.get(key)
+        memory = self._memory.get(key_of(value))  # type: ignore[arg-type]
         if memory is None:
             raise Lost("a result was made without operators")
         memory.check(value)
@@ -253,7 +252,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         masked = {id(tensor): (tensor, self._memory_of(tensor)) for tensor in (*call.followed, *call.written)}
 
         def in_place_of(how: str) -> Any:
-            twins = {number: self._twin(*memory.read(tensor, how)) for number, (tensor, memory) in masked.items()}
+            twins = {number: memory.twin(tensor, self.step, how) for number, (tensor, memory) in masked.items()}
             return _with_twins(call.args, twins), _with_twins(call.kwargs, twins)
 
         if not call.in_sum or all(memory.empty is None for _, memory in masked.values()):
@@ -286,12 +285,6 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
             return None
         mask = mask_of(dispatch(op, args, kwargs))
         return None if mask is None else mask.logical_not()
-
-    def _follows(self, tensor: Tensor, in_sum: bool = False) -> bool:
-        """Whether a tensor has ignored or repaired elements, or empty ones, if they matter."""
-        key = key_of(tensor)
-        memory = None if key is None else self._memory.get(key)
-        return memory is not None and memory.follows(tensor, in_sum)
 
     def _memory_of(self, tensor: Tensor) -> Memory:
         """The memory of a tensor into which ignored elements are written, or may be."""
@@ -337,10 +330,6 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
                 memory.plain = None
         self._constant(result)
 
-    def _twin(self, value: Tensor, mask: Mask) -> Any:
-        """What an operator gets in place of a tensor with ignored or repaired elements: a cotangent."""
-        return Cotangent(value, mask, self.step) if value.is_floating_point() or value.is_complex() else value
-
     def _store(self, tensor: Tensor, twin: Any, empties: Mask) -> None:
         """Note what the user's code has computed, and what it should have been."""
         if key_of(tensor) is None:
@@ -361,8 +350,9 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
 
     def leaves(self, tensor: Tensor, by: str) -> None:
         """Note that numbers leave PyTorch's operators."""
-        if self._follows(tensor):
-            value, mask = self._memory_of(tensor).read(tensor)
+        memory = self._memory.get(key_of(tensor))  # type: ignore[arg-type]
+        if memory is not None and memory.follows(tensor):
+            value, mask = memory.read(tensor)
             differs = not same_bits(value, tensor.resolve_conj().resolve_neg())
             if differs or mask is not None:
                 raise Lost(f"calls {by.strip('_')}", at_once=differs)
