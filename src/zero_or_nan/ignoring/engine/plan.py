@@ -51,8 +51,6 @@ class NodeKind(NamedTuple):
 
 
 _KINDS: dict[type, NodeKind] = {}
-MANY_KINDS = 2000
-"""How many types are remembered. A program may make new Functions in Python again and again."""
 
 Chooser = Callable[[Any, Function], type[Step] | None]
 
@@ -88,8 +86,6 @@ def classify(node: Any) -> NodeKind:
         transfer = TRANSFERS.get(key) if has_one else None
         found = NodeKind(key, function, _step_of(node, function), transfer, checks, needs_check)
         if has_one:
-            if len(_KINDS) >= MANY_KINDS:
-                _KINDS.clear()
             _KINDS[node_type] = found
     return found
 

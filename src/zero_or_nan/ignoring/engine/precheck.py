@@ -102,17 +102,13 @@ class _Precheck:
         """True if the tensors in one place of a node meet its condition. Another device's measures are not awaited."""
         try:
             packed = place.packed(node)
-            if type(packed) is tuple:
-                if not all(map(_is_there, packed)):
-                    return False
-            elif not _is_there(packed):
+            if not all(map(_is_there, packed if type(packed) is tuple else (packed,))):
                 return False
             saved = place.saved(node)
         except RuntimeError:  # freed, or changed in place: backward itself will raise if it gets there
             return False
-        if type(saved) is tuple:
-            return all(tensor is None or self._accepts_tensor(node, tensor, place.condition) for tensor in saved)
-        return saved is None or self._accepts_tensor(node, saved, place.condition)
+        tensors = saved if type(saved) is tuple else (saved,)
+        return all(tensor is None or self._accepts_tensor(node, tensor, place.condition) for tensor in tensors)
 
     def _accepts_tensor(self, node: Any, saved: Any, condition: Condition) -> bool:
         """The same for one tensor."""

@@ -42,7 +42,6 @@ class Memory:
         values: the same, repaired: 0 at each ignored element. If nothing is repaired, it is `plain` itself. None for a
             constant: then `plain` is right.
         counts: False at each ignored element.
-        is_own: whether `values` and `counts` are in memory of their own, so that they can be written into.
         empty: True at each element that is a sum of nothing, so far: zeros that were just made. It counts, but a sum
             of it and of ignored elements does not. None if there is no such element.
     """
@@ -53,7 +52,6 @@ class Memory:
         self.plain: Tensor | None = _flat(tensor).clone() if is_copied else None
         self.values: Tensor | None = None
         self.counts: Tensor | None = None
-        self.is_own = False
         self.empty: Tensor | None = None
 
     def check(self, tensor: Tensor) -> None:
@@ -106,21 +104,20 @@ class Memory:
             self.values = self.plain
             self.counts = torch.ones_like(self.values, dtype=torch.bool)
 
-    def own(self) -> None:
-        """Prepare for a write into a part of the second memory."""
-        assert self.values is not None and self.counts is not None
-        if not self.is_own:
-            self.values, self.counts, self.is_own = self.values.clone(), self.counts.clone(), True
+    def repair(self) -> None:
+        """From now on, `values` may differ from `plain`."""
+        if self.values is not None and self.values is self.plain:
+            self.values = self.plain.clone()
 
     def write(self, tensor: Tensor, value: Tensor, mask: Mask, empty: Mask = None) -> None:
         """Note what the user's code has written into a tensor in this storage, and what it should have been."""
         if self.values is None and empty is None and _covers(tensor):  # as most results: in a third of the time
-            self.plain = tensor.clone().view(-1)
+            self.plain = _flattened(tensor)
             self.values = self.plain if value is tensor else _flattened(value)
             self.counts = _flattened(full(mask, tensor).expand(tensor.shape))
             return
         self.follow(tensor)
-        self.own()
+        self.repair()
         assert self.plain is not None and self.values is not None and self.counts is not None
         if empty is not None and self.empty is None:
             self.empty = torch.zeros_like(self.counts)
@@ -161,9 +158,8 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _flattened(tensor: Tensor) -> Tensor:
-    """The elements of a tensor as a flat tensor that begins where its storage begins. It may share their memory."""
-    flat = tensor.contiguous().view(-1)
-    return flat.clone() if flat.storage_offset() else flat
+    """A copy of a tensor's elements as a flat tensor."""
+    return tensor.clone(memory_format=torch.contiguous_format).view(-1)
 
 
 def _covers(tensor: Tensor) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,26 +68,6 @@ SUMS = _operators(
     "scatter_add_ stack sub sub_ sum"
 )
 """Linear operators. Zeros that were just made are a sum of nothing for them, and add nothing that counts."""
-
-
-class _Call(NamedTuple):
-    """A call of an operator, of which an argument has ignored elements.
-
-    Attributes:
-        op, args, kwargs: the operator and its arguments.
-        given: the tensors among the arguments.
-        followed: those of them that have ignored or repaired elements.
-        written: those of them into which the operator writes.
-        in_sum: whether the operator adds up, so that a sum of nothing adds nothing that counts.
-    """
-
-    op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    given: list[Tensor]
-    followed: list[Tensor]
-    written: list[Tensor]
-    in_sum: bool
 
 
 class Tape(Watching):  # type: ignore[no-untyped-call]
@@ -213,16 +193,21 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         written = written_by(op, args, kwargs) if op._schema.is_mutable else []
         if not followed:
             return partial(self._overwritten, written) if written else self._constant
-        call = _Call(op, args, kwargs, given, followed, written, in_sum)
-        return self._unfollowed(call) or partial(self._follow, call, *self._twins_of(call))
+        finish = self._unfollowed(op, args, followed, written)
+        if finish is not None:
+            return finish
+        target = written[0] if written else None
+        twins = self._twins_of(op, args, kwargs, followed, target, in_sum)
+        return partial(self._follow, op, target, set(map(key_of, given)), *twins)
 
-    def _unfollowed(self, call: _Call) -> Callable[[Any], None] | None:
+    def _unfollowed(
+        self, op: Any, args: tuple[Any, ...], followed: list[Tensor], written: list[Tensor]
+    ) -> Callable[[Any], None] | None:
         """What to call with the result of an operator that no rule can follow; None if its rule can.
 
         Raises:
             Lost: if it is not known what the operator does with ignored elements.
         """
-        op, written = call.op, call.written
         name = op._schema.name
         if op.namespace != "aten" and op.overloadpacket not in RULES:
             if written:
@@ -230,47 +215,54 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
             self.step.failed(name, NotFollowed("no rule"))
             return self._constant
         if torch.Tag.nondeterministic_seeded in op.tags:
-            if any(all(tensor is not each for each in written) for tensor in call.followed):
+            if any(all(tensor is not each for each in written) for tensor in followed):
                 raise Lost(f"{name} draws random numbers by ignored elements")
             return partial(self._overwritten, written)
         if op.overloadpacket in REPLACING:
             raise Lost(f"{name} gives a tensor other memory")
         if written:
-            if out_of_place(op) is None or len(written) != 1 or written[0] is not call.args[0]:
+            if out_of_place(op) is None or len(written) != 1 or written[0] is not args[0]:
                 raise Lost(f"{name} writes into its arguments")
             if written[0].is_conj() or written[0].is_neg():
                 raise Lost(f"{name} writes into a view that negates")
         return None
 
-    def _twins_of(self, call: _Call) -> tuple[Any, Any, Mask]:
+    def _twins_of(
+        self, op: Any, args: Any, kwargs: Any, followed: list[Tensor], target: Tensor | None, in_sum: bool
+    ) -> tuple[Any, Any, Mask]:
         """The arguments, with cotangents in place of ignored elements, and which elements of a sum add up nothing.
 
         They are read before the operator runs, because it may write into its arguments.
         """
-        if call.written:
-            self._memory_of(call.args[0]).own()
-        masked = {id(tensor): (tensor, self._memory_of(tensor)) for tensor in (*call.followed, *call.written)}
+        masked = {id(tensor): (tensor, self._memory_of(tensor)) for tensor in followed}
+        if target is not None:
+            masked[id(target)] = target, self._memory_of(target)
+            masked[id(target)][1].repair()
 
         def in_place_of(how: str) -> Any:
             twins = {number: memory.twin(tensor, self.step, how) for number, (tensor, memory) in masked.items()}
-            return _with_twins(call.args, twins), _with_twins(call.kwargs, twins)
+            return _with_twins(args, twins), _with_twins(kwargs, twins)
 
-        if not call.in_sum or all(memory.empty is None for _, memory in masked.values()):
+        if not in_sum or all(memory.empty is None for _, memory in masked.values()):
             return *in_place_of(""), None
         twins = in_place_of("in a sum")
-        op = out_of_place(call.op) if call.written else call.op
-        return *twins, self._empties(op, *in_place_of("empty"))
+        return *twins, self._empties(op if target is None else out_of_place(op), *in_place_of("empty"))
 
-    def _follow(self, call: _Call, twins: Any, twins_by_name: Any, empties: Mask, result: Any) -> None:
-        """Note what an operator has computed, and what its rule gives for the twins of its arguments."""
-        op, results, given = call.op, _tensors(result), set(map(key_of, call.given))
+    def _follow(
+        self, op: Any, target: Any, given: set[Any], twins: Any, twins_by_name: Any, empties: Mask, result: Any
+    ) -> None:
+        """Note what an operator has computed, and what its rule gives for the twins of its arguments.
+
+        `target` is what it has written into, and `given` the identities of the arguments' storages.
+        """
+        results = _tensors(result)
         fresh = [tensor for tensor in results if key_of(tensor) not in given]
-        if results and not fresh and not call.written:
+        if results and not fresh and target is None:
             return  # it is an argument
         is_masked = any(type(twin) is Cotangent for twin in _tensors(twins) + _tensors(twins_by_name))
         better = dispatch(op, twins, twins_by_name) if is_masked else op(*twins, **twins_by_name)
-        if call.written:
-            self._store(call.args[0], twins[0], empties)
+        if target is not None:
+            self._store(target, twins[0], empties)
         if isinstance(result, Tensor):
             result, better = [result], [better]
         for each, better_each in zip(tree_leaves(result), tree_leaves(better), strict=True):
