@@ -11,9 +11,8 @@
   that plain PyTorch recorded then does not take these zeros for a selection of the program.
 - Tensors: `total` is the sum of a tensor's elements, `part_here` the part of it on this process, and `stored` the
   elements that a sparse tensor stores (`is_sparse`), at the indices `stored_at`. `joined` has the elements of several
-  tensors. `is_wrapped`: a transform of `torch.func`, or an older one, has wrapped the tensor; `has_wrapper`: one of
-  `torch.func` has. The tensor `inside_wrapper` may have another, and `unwrapped` has none. `any_of` says whether one is
-  True. `tree_map` and `tree_map_only` change the tensors of a tree; `tree_flatten`, `tree_unflatten` and
+  tensors. `is_wrapped`: a transform of `torch.func`, or an older one, has wrapped the tensor. `any_of` says whether an
+  element is True. `tree_map` and `tree_map_only` change the tensors of a tree; `tree_flatten`, `tree_unflatten` and
   `broadcast_to_and_flatten` take it apart.
 - What PyTorch does in this process: `gpu_in_use`; in this thread: `functions_unseen`, `is_profiled` and
   `set_recording`. A `Mode` sees operators, and does not import the compiler; `push_mode` and `pop_mode` switch modes.
@@ -45,8 +44,6 @@ from ..functions.record import UNKNOWN, record_of
 from ..masks.mask import anywhere
 from ..masks.mask import was_broadcast as was_broadcast
 from ..masks.numbers import form_of as form_of
-from ..masks.numbers import has_wrapper as has_wrapper
-from ..masks.numbers import inside_wrapper as inside_wrapper
 from ..masks.numbers import is_sparse as is_sparse
 from ..masks.numbers import is_wrapped as is_wrapped
 from ..masks.numbers import joined as joined
@@ -54,7 +51,6 @@ from ..masks.numbers import shared_forms as shared_forms
 from ..masks.numbers import stored as stored
 from ..masks.numbers import stored_at as stored_at
 from ..masks.numbers import total as total
-from ..masks.numbers import unwrapped as unwrapped
 from ..masks.trees import broadcast_to_and_flatten as broadcast_to_and_flatten
 from ..masks.trees import tree_flatten as tree_flatten
 from ..masks.trees import tree_map as tree_map

@@ -32,13 +32,15 @@ from ...masks.mask import Mask, all_count, and_whatever_is_not_0, both, either, 
 from ...masks.numbers import form_of, is_dense, is_sparse, is_wrapped, not_zero, values_of
 from .attach import PassHook, compiled_autograd_aside, current, put_first, set_current
 from .higher import constants, is_recorded, tangent_of, without
-from .plan import Ahead, classify, planned
+from .plan import Ahead, Follower, classify, planned
 from .precheck import is_safe
 from .problems import Problems
 from .steps.recomputed import Recomputed, reporting
 from .steps.sliced import Sliced
 from .steps.step import Step
-from .steps.transferred import OverNothing, Transferred, is_over_nothing
+from .steps.transferred import OverNothing, is_over_nothing
+
+Gradients = tuple[Any, ...]
 
 _INSIDE = (
     "which can't carry a mask; call ignoring.grad outside of it, in a loop or with is_grads_batched=True, "
@@ -221,18 +223,15 @@ class Pass:
 
     # A cotangent arrives at a node, a step runs the derivative, and the results go to the next nodes.
 
-    def _enter(
-        self, node: Any, function: Function, step_type: type[Step], arriving: tuple[Any, ...]
-    ) -> tuple[Any, ...] | None:
+    def _enter(self, node: Any, function: Function, step_type: type[Step], arriving: Gradients) -> Gradients | None:
         """The hook before an interpreted node: begins a step."""
         if not self._is_mine():
             return None
-        recorded = is_recorded(node)
-        if recorded:
+        if is_recorded(node):
             arriving = self._at_constants(node, arriving)
         if step_type.runs_one_derivative and is_over_nothing(arriving):
             step_type = OverNothing
-        arrived = self._all_arriving(node, function, step_type, arriving, recorded)
+        arrived = self._all_arriving(node, function, step_type, arriving)
         if arrived is None:
             return None
         values, masks = arrived
@@ -241,11 +240,11 @@ class Pass:
         self.running[node] = step = step_type(self, node, function, masks)
         return tuple(step.begin(values))
 
-    def _before(self, node: Any, arriving: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _before(self, node: Any, arriving: Gradients) -> Gradients | None:
         """The hook before a transferred node that an earlier pass recorded."""
         return self._at_constants(node, arriving) if self._is_mine() else None
 
-    def _at_constants(self, node: Any, arriving: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _at_constants(self, node: Any, arriving: Gradients) -> Gradients:
         """What arrives at a node, with 0, and ignored, at each element that an earlier pass ignored there."""
         values = list(arriving)
         for number, value in enumerate(arriving):
@@ -269,9 +268,7 @@ class Pass:
             self._within = mask, counts
         return True
 
-    def _leave(
-        self, node: Any, edges: Ahead, results: tuple[Any, ...], arriving: tuple[Any, ...]
-    ) -> tuple[Any, ...] | None:
+    def _leave(self, node: Any, edges: Ahead, results: Gradients, arriving: Gradients) -> Gradients | None:
         """The hook after an interpreted node: ends its step."""
         if not self._is_mine():
             return None
@@ -292,14 +289,8 @@ class Pass:
         return None if all(map(operator.is_, values, results)) else tuple(values)
 
     def _after(
-        self,
-        node: Any,
-        edges: Ahead,
-        function: Function,
-        transfer: Transfer | type[Transferred],
-        results: tuple[Any, ...],
-        arriving: tuple[Any, ...],
-    ) -> tuple[Any, ...] | None:
+        self, node: Any, edges: Ahead, function: Function, transfer: Follower, results: Gradients, arriving: Gradients
+    ) -> Gradients | None:
         """The hook after a transferred node: plain PyTorch's derivative has run, and now the masks go through it."""
         if not self._is_mine():
             return None
@@ -367,15 +358,11 @@ class Pass:
             problems.confirm()
 
     def _all_arriving(
-        self,
-        node: Any,
-        function: Function,
-        step: type[Step] | Transfer,
-        arriving: Sequence[Any],
-        has_to_run: bool = False,
+        self, node: Any, function: Function, step: type[Step] | Transfer, arriving: Gradients
     ) -> tuple[list[Any], list[Mask]] | None:
         """The cotangents that arrive at a node, and their masks; None if plain PyTorch's results need no masks."""
         masks, values, unmaskable = [], [], None
+        has_to_run = step.always_runs or is_recorded(node)
         may_be_sparse, on_cotangents = step is Step and not self.by_rules_alone, step.on_cotangents
         for number, value in enumerate(arriving):
             value, mask, carries = self._arriving(node, number, value, may_be_sparse)
@@ -389,7 +376,7 @@ class Pass:
         if unmaskable is not None:
             self._pass_by(unmaskable)
             return None
-        return (values, masks) if has_to_run or step.always_runs or function.may_select(node) else None
+        return (values, masks) if has_to_run or function.may_select(node) else None
 
     def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool) -> tuple[Any, Mask, bool]:
         """A cotangent, its mask, and whether it can carry a mask at all.

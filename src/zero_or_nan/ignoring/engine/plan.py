@@ -121,6 +121,9 @@ def step_at(node: Any, kind: NodeKind) -> type[Step]:
 Ahead = Sequence[tuple[Edge, bool]]
 """The edges of a node. A bool beside each edge says whether the mask ends there, because the node ahead is skipped."""
 
+Follower = Transfer | type[Transferred]
+"""How masks follow a derivative that plain PyTorch runs."""
+
 NOWHERE: tuple[Edge, bool] = ((None, 0), True)
 """An edge without a node ahead, or with a node that the engine does not run."""
 
@@ -144,7 +147,7 @@ class Plan(NamedTuple):
 
     by_rules_alone: bool
     first: Any
-    transferred: list[tuple[Any, Ahead, Function, Transfer | type[Transferred]]]
+    transferred: list[tuple[Any, Ahead, Function, Follower]]
     interpreted: list[tuple[Any, Ahead, Function, type[Step]]]
 
 
@@ -168,8 +171,7 @@ def planned(
         unsafe = ()  # as for the pass: if it is empty, each node counts as unsafe
     skipped = _skippable(graph, keep, unsafe)
     was_recorded = any_recorded(graph)
-    in_whole = is_outermost and not (by_rules_alone or was_recorded or keep)
-    prefix = _unmasked_prefix(roots, graph) if in_whole else {}
+    prefix = _unmasked_prefix(roots, graph) if is_outermost and not (by_rules_alone or was_recorded or keep) else {}
     plan = Plan(by_rules_alone or was_recorded, next(iter(prefix), None), [], [])
     for node, edges in graph.items():
         if node in skipped or node in prefix:
@@ -184,7 +186,7 @@ def planned(
     return plan
 
 
-def _transfer_at(node: Any, kind: NodeKind, unsafe: Collection[Any]) -> Transfer | type[Transferred] | None:
+def _transfer_at(node: Any, kind: NodeKind, unsafe: Collection[Any]) -> Follower | None:
     """The registered transfer of a node, or a step that follows the derivative; None if the node is interpreted."""
     transfer = kind.transfer
     if transfer is not None and USES_TRANSFERS and not is_fill(node) and unordered_at(node) is None:

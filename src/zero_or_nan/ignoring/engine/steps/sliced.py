@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,16 +26,6 @@ _CONFIG: Any = _profiler.ProfilerConfig(
 _CLONE = torch.ops.aten.clone.default
 _OWN = frozenset(getattr(torch.ops.aten, name).default for name in ("as_strided", "copy_", "new_empty_strided"))
 """The operators of the node's own code, from the copy of the gradient to the slice."""
-
-
-class _Call:
-    """Calls a function when the object that it is an attribute of is freed."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-
-    def __del__(self) -> None:
-        self._function()
 
 
 class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
@@ -83,7 +74,7 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
         if op is _CLONE and self._found is UNKNOWN and not is_profiled():
             _profiler._enable_profiler_legacy(_CONFIG)
             self._is_profiling = True
-            result.freed = _Call(self.function)  # if the wrapped derivative fails, no hook of ours runs
+            weakref.finalize(result, self.function)  # if the wrapped derivative fails, no hook of ours runs
         return result
 
     def _cloned(self, part: Tensor, clone: Tensor) -> Cotangent:

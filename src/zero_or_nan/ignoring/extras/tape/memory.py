@@ -97,17 +97,14 @@ class Memory:
         value, mask = self.read(tensor, how)
         return Cotangent(value, mask, step) if value.is_floating_point() or value.is_complex() else value
 
-    def follow(self, tensor: Tensor) -> None:
-        """From now on, any of its elements may be ignored. So far all of them count."""
+    def follow(self, tensor: Tensor, is_written: bool = False) -> None:
+        """From now on, any of its elements may be ignored, or repaired as well. So far all of them count."""
         if self.values is None:
             self.plain = _flat(tensor).clone() if self.plain is None else self.plain
             self.values = self.plain
             self.counts = torch.ones_like(self.values, dtype=torch.bool)
-
-    def repair(self) -> None:
-        """From now on, `values` may differ from `plain`."""
-        if self.values is not None and self.values is self.plain:
-            self.values = self.plain.clone()
+        if is_written and self.values is self.plain:
+            self.values = self.values.clone()
 
     def write(self, tensor: Tensor, value: Tensor, mask: Mask, empty: Mask = None) -> None:
         """Note what the user's code has written into a tensor in this storage, and what it should have been."""
@@ -116,8 +113,7 @@ class Memory:
             self.values = self.plain if value is tensor else _flattened(value)
             self.counts = _flattened(full(mask, tensor).expand(tensor.shape))
             return
-        self.follow(tensor)
-        self.repair()
+        self.follow(tensor, is_written=True)
         assert self.plain is not None and self.values is not None and self.counts is not None
         if empty is not None and self.empty is None:
             self.empty = torch.zeros_like(self.counts)
@@ -134,9 +130,8 @@ class Memory:
 
     def differs(self) -> bool:
         """Whether the storage has contaminated numbers."""
-        if self.values is None or self.plain is None:
-            return False
-        return self.values is not self.plain and not same_bits(self.plain, self.values)
+        plain, values = self.plain, self.values
+        return plain is not None and values is not None and values is not plain and not same_bits(plain, values)
 
 
 def key_of(tensor: Any) -> int | None:

@@ -236,8 +236,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         """
         masked = {id(tensor): (tensor, self._memory_of(tensor)) for tensor in followed}
         if target is not None:
-            masked[id(target)] = target, self._memory_of(target)
-            masked[id(target)][1].repair()
+            masked[id(target)] = target, self._memory_of(target, is_written=True)
 
         def in_place_of(how: str) -> Any:
             twins = {number: memory.twin(tensor, self.step, how) for number, (tensor, memory) in masked.items()}
@@ -278,7 +277,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         mask = mask_of(dispatch(op, args, kwargs))
         return None if mask is None else mask.logical_not()
 
-    def _memory_of(self, tensor: Tensor) -> Memory:
+    def _memory_of(self, tensor: Tensor, is_written: bool = False) -> Memory:
         """The memory of a tensor into which ignored elements are written, or may be."""
         key = key_of(tensor)
         if key is None:
@@ -286,7 +285,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         memory = self._memory.get(key)
         if memory is None:
             memory = self._add(tensor, True)
-        memory.follow(tensor)
+        memory.follow(tensor, is_written)
         return memory
 
     def _add(self, tensor: Tensor, is_copied: bool) -> Memory:
