@@ -249,7 +249,7 @@ _runs: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
 class _Seen(Exception):
-    """Ends the run that asks the engine, or the walk after which it need not be asked."""
+    """Ends the run that asks the engine."""
 
 
 class _Asking(torch.autograd.Function):
@@ -279,32 +279,25 @@ def needed_from(roots: Sequence[Any], inputs: Iterable[Any]) -> Graph:
     because it would report our exception as one.
     """
     inputs = tuple(inputs)
+    if inputs and all(isinstance(each, Tensor) and each.is_leaf for each in inputs):
+        graph, known = held_from(roots), set(map(id, inputs))
+        if all(id(node.variable) in known for node in graph if type(node) is AccumulateGrad):
+            return graph
     is_usual = all(isinstance(root, Tensor) and root.requires_grad for root in roots)
     if not inputs or not is_usual or torch.is_anomaly_enabled():
         return held_from(roots)
     DEEP_GRAPHS.sweep()
-    graph: Graph = {}
+    graph = {}
     try:
-        if all(isinstance(each, Tensor) and each.is_leaf for each in inputs):  # then the engine may run all nodes
-            with contextlib.suppress(_Seen):
-                graph = graph_from(roots, partial(_is_behind, set(map(id, inputs))))
-        if not graph:
-            with torch.inference_mode(False), compiled_autograd_aside():  # the first lets PyTorch record, too
-                asking = _Asking.apply(lambda: graph.update(graph_from(roots, _is_run)), *roots)  # type: ignore[no-untyped-call]
-                engine.run_backward((asking,), (asking.detach(),), True, False, inputs, True, False)
+        with torch.inference_mode(False), compiled_autograd_aside():  # the first lets PyTorch record, too
+            asking = _Asking.apply(lambda: graph.update(graph_from(roots, _is_run)), *roots)  # type: ignore[no-untyped-call]
+            engine.run_backward((asking,), (asking.detach(),), True, False, inputs, True, False)
     except _Seen:
-        pass
+        DEEP_GRAPHS.hold(graph)
+        return graph
     except Exception:  # inside of `torch.func`, or the arguments are wrong, which the user's call will raise again
         return held_from(roots)
-    DEEP_GRAPHS.hold(graph)
-    return graph  # empty if no input can be reached
-
-
-def _is_behind(inputs: set[int], node: Any) -> bool:
-    """True for a node that may lead to one of these leaves. Ends the walk at any other leaf."""
-    if type(node) is AccumulateGrad and id(node.variable) not in inputs:
-        raise _Seen
-    return True
+    return graph  # no input can be reached
 
 
 def _is_run(node: Any) -> bool:

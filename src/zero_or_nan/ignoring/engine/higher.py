@@ -166,11 +166,6 @@ def remember_all(things: Iterable[Any]) -> None:
             remember(thing, thing.mask)
 
 
-def any_recorded(nodes: Iterable[Any]) -> bool:
-    """True if one of the nodes was made while a pass of `ignoring` was recorded."""
-    return _EVER and any(_KEY in node.metadata for node in nodes)
-
-
 def is_recorded(node: Any) -> bool:
     """True if a node was made while a pass of `ignoring` was recorded."""
     return _EVER and _KEY in node.metadata

@@ -22,7 +22,7 @@ from ...functions.fills import is_fill, unordered_at
 from ...functions.graph import KINDS, NODES, AccumulateGrad, Edge, Graph, forward_class, function_of, has_empty_result
 from ...functions.record import FUNCTIONS, TRANSFERS, UNKNOWN, Checks, Function, Transfer, checks_of, key_of
 from ...masks.numbers import shared_forms
-from .higher import any_recorded, is_recorded
+from .higher import is_recorded
 from .steps.foreign import Opaque, Traced
 from .steps.recomputed import CHECKPOINT, Recomputed
 from .steps.sliced import Sliced
@@ -170,9 +170,8 @@ def planned(
     if by_rules_alone:
         unsafe = ()  # as for the pass: if it is empty, each node counts as unsafe
     skipped = _skippable(graph, keep, unsafe)
-    was_recorded = any_recorded(graph)
-    prefix = _unmasked_prefix(roots, graph) if is_outermost and not (by_rules_alone or was_recorded or keep) else {}
-    plan = Plan(by_rules_alone or was_recorded, next(iter(prefix), None), [], [])
+    prefix = _unmasked_prefix(roots, graph) if is_outermost and not by_rules_alone and not keep else {}
+    plan = Plan(by_rules_alone, next(iter(prefix), None), [], [])
     for node, edges in graph.items():
         if node in skipped or node in prefix:
             continue
@@ -226,7 +225,8 @@ def _unmasked_prefix(roots: Sequence[Any], graph: Graph) -> dict[Any, None]:
     node = getattr(roots[0], "grad_fn", None) or getattr(roots[0], "node", None)
     while node in graph and type(node) in KINDS and type(node) is not AccumulateGrad:
         kind, edges = classify(node), graph[node]
-        if kind.function.may_select(node) or kind.step is CustomVJP or len(edges) != 1 or has_empty_result(node):
+        selects = kind.function.may_select(node) or is_recorded(node)
+        if selects or kind.step is CustomVJP or len(edges) != 1 or has_empty_result(node):
             break
         prefix[node] = None
         node = edges[0][0]
