@@ -355,7 +355,7 @@ class Pass:
             and problems.suspected
             and not (is_finite(gradient) and is_finite(tangent_of(gradient)))
         ):
-            problems.confirm()
+            problems.lost.update(problems.suspected)
 
     def _all_arriving(
         self, node: Any, function: Function, step: type[Step] | Transfer, arriving: Gradients

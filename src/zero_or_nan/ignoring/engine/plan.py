@@ -7,8 +7,9 @@ A node is one of three:
 - *interpreted*: a step is around its derivative. The derivative usually runs on cotangents that know their masks,
   operator by operator.
 
-A skipped node costs nothing, a transferred node one hook, an interpreted node two hooks and the rules. The plan
-depends on the node's type (`classify`), and on whether the precheck found the node's saved tensors safe.
+A skipped node costs nothing, a transferred node one hook, and one more if an earlier pass recorded it. An interpreted
+node costs two hooks and the rules. The plan depends on the node's type (`classify`), and on whether the precheck found
+the node's saved tensors safe.
 """
 
 from __future__ import annotations
