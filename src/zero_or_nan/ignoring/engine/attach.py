@@ -17,7 +17,7 @@ import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType
@@ -281,7 +281,8 @@ def needed_from(roots: Sequence[Any], inputs: Iterable[Any]) -> Graph:
     inputs = tuple(inputs)
     if inputs and all(isinstance(each, Tensor) and each.is_leaf for each in inputs):
         graph, known = held_from(roots), set(map(id, inputs))
-        if all(id(node.variable) in known for node in graph if type(node) is AccumulateGrad):
+        leaves: Iterator[Any] = (node for node in graph if type(node) is AccumulateGrad)
+        if all(id(leaf.variable) in known for leaf in leaves):
             return graph
     is_usual = all(isinstance(root, Tensor) and root.requires_grad for root in roots)
     if not inputs or not is_usual or torch.is_anomaly_enabled():

@@ -144,7 +144,7 @@ class Pass:
                 self._handles.append(plan.first.register_prehook(PassHook(self._begun)))
             for node, ahead, function, transfer in plan.transferred:
                 if is_recorded(node):
-                    self._handles.append(node.register_prehook(PassHook(self._before, node)))
+                    self._handles.append(node.register_prehook(PassHook(self._arrive, node)))
                 hook = PassHook(self._after, node, ahead, function, transfer)
                 self._handles += put_first(node.register_hook(hook))
             for node, ahead, function, step in plan.interpreted:
@@ -240,7 +240,7 @@ class Pass:
         self.running[node] = step = step_type(self, node, function, masks)
         return tuple(step.begin(values))
 
-    def _before(self, node: Any, arriving: Gradients) -> Gradients | None:
+    def _arrive(self, node: Any, arriving: Gradients) -> Gradients | None:
         """The hook before a transferred node that an earlier pass recorded."""
         return self._at_constants(node, arriving) if self._is_mine() else None
 
