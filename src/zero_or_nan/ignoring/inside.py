@@ -21,7 +21,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from ..functions.graph import can_be_read_again as can_be_read_again
 from ..functions.graph import forward_class as forward_class
 from ..functions.graph import hooks_of as hooks_of
 from ..functions.graph import is_region as is_region
+from ..functions.graph import leaves_of as leaves_of
 from ..functions.graph import run as run
 from ..functions.graph import saved_tensors as saved_tensors
 from ..functions.graph import senders_of as senders_of
@@ -100,12 +101,6 @@ def edge_of(tensor: Any) -> Edge | None:
 def is_leaf(node: Any) -> bool:
     """True if a node adds to the `.grad` of a leaf, its `variable`, and has no derivative."""
     return type(node) is AccumulateGrad
-
-
-def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
-    """The nodes that add to the `.grad` of a leaf, with the leaf."""
-    nodes: Iterator[Any] = (node for node in graph if type(node) is AccumulateGrad)  # `is_leaf` would take longer
-    return ((node, node.variable) for node in nodes)
 
 
 def is_pytorchs(node: Any) -> bool:

@@ -17,7 +17,7 @@ import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType
@@ -28,7 +28,7 @@ import torch._C._dynamo.eval_frame
 import torch._compile
 from torch import Tensor
 
-from ...functions.graph import DEEP_GRAPHS, AccumulateGrad, Graph, engine, engine_run, graph_from, held_from
+from ...functions.graph import DEEP_GRAPHS, AccumulateGrad, Graph, engine, engine_run, graph_from, held_from, leaves_of
 from ...masks.cotangent import as_in_pytorch
 
 
@@ -281,8 +281,7 @@ def needed_from(roots: Sequence[Any], inputs: Iterable[Any]) -> Graph:
     inputs = tuple(inputs)
     if inputs and all(isinstance(each, Tensor) and each.is_leaf for each in inputs):
         graph, known = held_from(roots), set(map(id, inputs))
-        leaves: Iterator[Any] = (node for node in graph if type(node) is AccumulateGrad)
-        if all(id(leaf.variable) in known for leaf in leaves):
+        if all(id(leaf) in known for _, leaf in leaves_of(graph)):
             return graph
     is_usual = all(isinstance(root, Tensor) and root.requires_grad for root in roots)
     if not inputs or not is_usual or torch.is_anomaly_enabled():

@@ -59,6 +59,8 @@ WITH_THE_SHAPE_OF = _operators(
 REPLACING = _operators("resize_ resize_as_ set_")
 """Operators that give a tensor other memory."""
 
+RESHAPING_IN_PLACE = frozenset(f"aten::{name}_" for name in RESHAPING)
+
 ZEROS = _operators("new_zeros zeros zeros_like")
 """Operators that make zeros."""
 
@@ -186,7 +188,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
             return self._constant
         if op is torch.ops.aten.lift_fresh.default:  # new data: numbers that left the tape have been noticed
             return self._constant
-        if op.is_view or _is_reshaping(op):
+        if op.is_view or op._schema.name in RESHAPING_IN_PLACE:
             return None
         if not given or op.overloadpacket in WITH_THE_SHAPE_OF:
             return partial(self._fresh, op)
@@ -250,10 +252,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
     def _follow(
         self, op: Any, target: Any, given: set[Any], twins: Any, twins_by_name: Any, empties: Mask, result: Any
     ) -> None:
-        """Note what an operator has computed, and what its rule gives for the twins of its arguments.
-
-        `target` is what it has written into, and `given` the identities of the arguments' storages.
-        """
+        """Note what an operator has computed, or written into its target, and what its rule gives for the twins."""
         results = _tensors(result)
         fresh = [tensor for tensor in results if key_of(tensor) not in given]
         if results and not fresh and target is None:
@@ -411,12 +410,6 @@ def _accumulates(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
     if getattr(op, "overloadpacket", None) not in (torch.ops.aten.index_put, torch.ops.aten.index_put_):
         return False
     return bool(args[3] if len(args) > 3 else kwargs.get("accumulate"))
-
-
-def _is_reshaping(op: Any) -> bool:
-    """Whether an operator gives a tensor another shape, in place."""
-    name: str = op._schema.name.removeprefix("aten::")
-    return name.endswith("_") and name.removesuffix("_") in RESHAPING
 
 
 def _tensors(thing: Any) -> list[Tensor]:
