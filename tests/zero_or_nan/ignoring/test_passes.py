@@ -254,7 +254,8 @@ def test_the_nodes_are_those_that_the_engine_runs_and_no_hook_runs_to_find_them(
         tensors = [leaf(1.0), leaf(2.0)]
         for _ in range(12):
             tensors.append(draw.choice(tensors) * draw.choice(tensors))
-        roots, inputs = [draw.choice(tensors[2:]) for _ in range(2)], draw.sample(tensors, 2) if seed % 2 else tensors[:1]
+        roots = [draw.choice(tensors[2:]) for _ in range(2)]
+        inputs = draw.sample(tensors, 2) if seed % 2 else tensors[:1]
         for root in roots:
             root.register_hook(lambda _, ran=ran: ran.add("a root"))
         for node in graph_from(roots):
