@@ -282,8 +282,7 @@ def fused(
     Returns:
         The rule.
     """
-    if formula is None:
-        _fused.extend(names)
+    _fused.extend(names if formula is None else ())
 
     def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
         """Plain PyTorch's result where it is finite, and the decomposition's elsewhere."""

@@ -86,8 +86,7 @@ def _without_lost(
         if bool(kept.all()):
             return args
         there = kept.unsqueeze(-1).expand(parts.shape).reshape(counts.shape)
-        cleaned = {place: torch.where(kept, args[place], replaced_by) for place in statistics}
-        cleaned[1] = only(there, args[1])
+        cleaned = {1: only(there, args[1])} | {p: torch.where(kept, args[p], replaced_by) for p in statistics}
         return tuple(cleaned.get(place, arg) for place, arg in enumerate(args))
 
     return set_aside

@@ -251,12 +251,11 @@ class Pass:
             counts = constants(node, number)
             if value is None or counts is None or not can_carry(value) or not form_of(value).can_be_recorded:
                 continue
-            arrived = self._arrived.get((node, number))
-            mask = None if arrived is None else arrived.mask
-            if arrived is not None and mask is not None and arrived.is_still(value) and self._is_within(mask, counts):
+            arrived = self._arrived.get((node, number), _NOTHING_IGNORED)
+            if arrived.mask is not None and arrived.is_still(value) and self._is_within(arrived.mask, counts):
                 continue
             values[number] = kept = without(value, counts)
-            self._arrived[node, number] = _sent(both(mask, counts), kept)
+            self._arrived[node, number] = _sent(both(arrived.mask, counts), kept)
         return tuple(values)
 
     def _is_within(self, mask: Tensor, counts: Tensor) -> bool:

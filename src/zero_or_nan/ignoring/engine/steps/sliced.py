@@ -54,11 +54,15 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        is_own = self.step is not None and self._slice is None
+        if is_own and op in _OWN:
+            result = op(*args, **(kwargs or {}))
+            self.whole = result if self.whole is None else self.whole
+            return result
         self.function()
         if self._slice is not None and args[0] is self._slice:
             return self._write(op, *args)
-        is_own = self.step is not None and self._slice is None
-        if is_own and op is not _CLONE and op not in _OWN:
+        if is_own and op is not _CLONE:
             # A view that `as_strided` can't make, such as the complex view of a real tensor.
             assert self.whole is not None
             self.whole, self.step, is_own = Cotangent(self.whole, self.mask, self.step), None, False
@@ -71,8 +75,6 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
         result = op(*args, **(kwargs or {}))
         if is_own and op is _CLONE:
             result = self._cloned(args[0], result)
-        elif is_own and self.whole is None:
-            self.whole = result
         if op is _CLONE and self._found is UNKNOWN and not is_profiled():
             _profiler._enable_profiler_legacy(_CONFIG)
             self._is_profiling = True
