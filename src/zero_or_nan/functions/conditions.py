@@ -24,10 +24,6 @@ class Condition(NamedTuple):
     accepts: Callable[..., bool]
 
 
-def _sum(tensor: Tensor) -> tuple[Tensor, ...]:
-    return (total(tensor),)
-
-
 @functools.cache
 def bound(dtype: torch.dtype) -> float:
     """A limit for absolute values: squares and cubes up to it don't overflow, nor do the inverses of these."""
@@ -52,7 +48,7 @@ ALWAYS = Condition(lambda tensor: (), lambda dtype: True)
 NEVER = Condition(lambda tensor: (), lambda dtype: False)
 """No condition is enough. Use it for an unknown function, or one that can turn a 0 into NaN for every saved tensor."""
 
-FINITE = Condition(_sum, lambda dtype, total: math.isfinite(total))
+FINITE = Condition(lambda tensor: (total(tensor),), lambda dtype, total: math.isfinite(total))
 """All elements are finite. Use it if the derivative multiplies by a saved tensor, or by a bounded function of it."""
 
 MODERATE = Condition(torch.aminmax, _moderate)

@@ -58,7 +58,7 @@ def add_formula(written: str, only_if: _If) -> None:
 _KEY = "zero_or_nan: whether a derivative formula fills in the zeros of this node"
 _UNORDERED = "zero_or_nan: where the condition of this node compared a NaN"
 _EVER = False
-"""Whether any node has the first mark. If not, `is_fill` is cheap."""
+"""Whether any node has one of these marks. If not, `is_fill` and `unordered_at` are cheap."""
 
 _CONDITIONS = {
     kind: condition
@@ -79,7 +79,7 @@ def is_fill(node: Any) -> bool:
 
 def unordered_at(node: Any) -> Mask:
     """The elements at which the condition of a formula's node compared a NaN; None if it compared none."""
-    mask: Mask = node.metadata.get(_UNORDERED)
+    mask: Mask = node.metadata.get(_UNORDERED) if _EVER else None
     return mask
 
 
@@ -102,6 +102,7 @@ def mark_formula(
         where_unordered: gives the elements at which a condition compared a NaN. There, the forward function selects
             nothing. None if the formula compares nothing.
     """
+    global _EVER
     if selects and where_unordered is None or not torch.is_grad_enabled() or isinstance(node, BackwardCFunction):
         return
     for made in recorded_between(results, arriving, graph):
@@ -109,6 +110,7 @@ def mark_formula(
             if not selects or None in fills_in(made):  # `renorm` selects, and its derivative has that of a norm in it
                 _mark(made)
             elif where_unordered is not None:
+                _EVER = True
                 made.metadata[_UNORDERED] = where_unordered(read_saved(made, _CONDITIONS[type(made)]))
 
 

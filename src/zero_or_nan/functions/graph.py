@@ -72,6 +72,12 @@ def senders_of(graph: Graph) -> dict[Any, list[Edge]]:
     return senders
 
 
+def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
+    """The nodes that add to the `.grad` of a leaf, with the leaf."""
+    nodes: Iterator[Any] = (node for node in graph if type(node) is AccumulateGrad)
+    return ((node, node.variable) for node in nodes)
+
+
 def run(node: Any, *cotangents: Any) -> tuple[Any, ...]:
     """Run a node's derivative on cotangents."""
     results: Any = (node.apply if isinstance(node, BackwardCFunction) else node)(*cotangents)

@@ -179,18 +179,21 @@ def _fitted(mask: Mask, result: Any) -> Mask:
     return mask.expand(result.shape) if was_broadcast(mask.shape, result.shape) else reduced(mask, result.shape)
 
 
-TRANSFERS: dict[str, Transfer] = {}
-"""How a mask goes through the derivative of a function, by the function's name."""
+TRANSFERS: dict[str | type, Transfer] = {}
+"""How a mask goes through the derivative of a function. The keys are as in `FUNCTIONS`."""
 
 
 def record_of(node: Any) -> Function:
     """The record of the forward function whose derivative a node computes."""
+    return FUNCTIONS.get(key_of(node), UNKNOWN)
+
+
+def key_of(node: Any) -> str | type:
+    """The key in `FUNCTIONS` for the forward function of a node."""
     forward = forward_class(node)
     if forward is None:
-        return FUNCTIONS.get(function_of(node.name()), UNKNOWN)
-    if forward.__module__.startswith("torch."):
-        return FUNCTIONS.get(name_in_torch(forward), UNKNOWN)
-    return FUNCTIONS.get(forward, UNKNOWN)
+        return function_of(node.name())
+    return name_in_torch(forward) if forward.__module__.startswith("torch.") else forward
 
 
 def name_in_torch(forward: type) -> str:

@@ -264,6 +264,7 @@ def fused(
     since: str = "2.6",
     masks: Callable[..., tuple[Tensor, ...]] | None = None,
     set_aside: Callable[[Tensor, tuple[Any, ...]], tuple[Any, ...]] | None = None,
+    formula: Callable[..., Any] | None = None,
 ) -> Rule:
     """Register the rule of fused derivatives, which PyTorch's own decompositions turn into operators that have rules.
 
@@ -276,11 +277,12 @@ def fused(
         masks: gives the masks of the results, as `masks(mask, *args)`, from the mask of the cotangent and the other
             arguments. Without it, the decomposition runs whenever something is ignored.
         set_aside: gives the arguments with 0 in place of rows (or samples) that the loss ignored as a whole.
+        formula: the fused derivative in operators that have rules, if PyTorch has it in another place.
 
     Returns:
         The rule.
     """
-    _fused.extend(names)
+    _fused.extend(names if formula is None else ())
 
     def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
         """Plain PyTorch's result where it is finite, and the decomposition's elsewhere."""
@@ -300,7 +302,7 @@ def fused(
             return mixed if isinstance(exact, tuple) else mixed[0]
         if given is not usual:  # `prefer_exact` needs plain PyTorch's own result
             exact = op(*usual, **unwrap(kwargs))
-        return prefer_exact(exact, _decompositions()[op](*args, **kwargs))
+        return prefer_exact(exact, (formula or _decompositions()[op])(*args, **kwargs))
 
     return rule(*names, since=since)(decomposed)
 

@@ -11,9 +11,8 @@
   that plain PyTorch recorded then does not take these zeros for a selection of the program.
 - Tensors: `total` is the sum of a tensor's elements, `part_here` the part of it on this process, and `stored` the
   elements that a sparse tensor stores (`is_sparse`), at the indices `stored_at`. `joined` has the elements of several
-  tensors. `is_wrapped`: a transform of `torch.func`, or an older one, has wrapped the tensor; `has_wrapper`: one of
-  `torch.func` has. The tensor `inside_wrapper` may have another, and `unwrapped` has none. `any_of` says whether one is
-  True. `tree_map` and `tree_map_only` change the tensors of a tree; `tree_flatten`, `tree_unflatten` and
+  tensors. `is_wrapped`: a transform of `torch.func`, or an older one, has wrapped the tensor. `any_of` says whether an
+  element is True. `tree_map` and `tree_map_only` change the tensors of a tree; `tree_flatten`, `tree_unflatten` and
   `broadcast_to_and_flatten` take it apart.
 - What PyTorch does in this process: `gpu_in_use`; in this thread: `functions_unseen`, `is_profiled` and
   `set_recording`. A `Mode` sees operators, and does not import the compiler; `push_mode` and `pop_mode` switch modes.
@@ -22,7 +21,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +37,7 @@ from ..functions.graph import can_be_read_again as can_be_read_again
 from ..functions.graph import forward_class as forward_class
 from ..functions.graph import hooks_of as hooks_of
 from ..functions.graph import is_region as is_region
+from ..functions.graph import leaves_of as leaves_of
 from ..functions.graph import run as run
 from ..functions.graph import saved_tensors as saved_tensors
 from ..functions.graph import senders_of as senders_of
@@ -45,8 +45,6 @@ from ..functions.record import UNKNOWN, record_of
 from ..masks.mask import anywhere
 from ..masks.mask import was_broadcast as was_broadcast
 from ..masks.numbers import form_of as form_of
-from ..masks.numbers import has_wrapper as has_wrapper
-from ..masks.numbers import inside_wrapper as inside_wrapper
 from ..masks.numbers import is_sparse as is_sparse
 from ..masks.numbers import is_wrapped as is_wrapped
 from ..masks.numbers import joined as joined
@@ -54,7 +52,6 @@ from ..masks.numbers import shared_forms as shared_forms
 from ..masks.numbers import stored as stored
 from ..masks.numbers import stored_at as stored_at
 from ..masks.numbers import total as total
-from ..masks.numbers import unwrapped as unwrapped
 from ..masks.trees import broadcast_to_and_flatten as broadcast_to_and_flatten
 from ..masks.trees import tree_flatten as tree_flatten
 from ..masks.trees import tree_map as tree_map
@@ -104,12 +101,6 @@ def edge_of(tensor: Any) -> Edge | None:
 def is_leaf(node: Any) -> bool:
     """True if a node adds to the `.grad` of a leaf, its `variable`, and has no derivative."""
     return type(node) is AccumulateGrad
-
-
-def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
-    """The nodes that add to the `.grad` of a leaf, with the leaf."""
-    nodes: Iterator[Any] = (node for node in graph if type(node) is AccumulateGrad)  # `is_leaf` would take longer
-    return ((node, node.variable) for node in nodes)
 
 
 def is_pytorchs(node: Any) -> bool:

@@ -175,6 +175,13 @@ def recorded(x):
     return ignoring.grad(guard(x).sum(), [x], create_graph=True)[0]
 
 
+def test_what_a_hook_sends_to_an_ignored_element_does_not_reach_the_second_derivative():
+    x = torch.tensor([0.0, math.nan], requires_grad=True)
+    (slope,) = ignoring.grad(torch.where(x < 2, x.exp(), 0.0).sum(), [x], create_graph=True)
+    slope.grad_fn.next_functions[0][0].register_prehook(lambda gradients: tuple(g + 1 for g in gradients))
+    assert ignoring.grad(slope[:1].sum(), [x])[0].tolist() == [2, 0]
+
+
 def test_plain_backward_over_the_record_is_plain_pytorchs():
     x = torch.tensor([1.0, 100.0], requires_grad=True)
     slope = recorded(x)

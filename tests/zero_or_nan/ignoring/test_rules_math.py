@@ -69,6 +69,9 @@ FAMILIES = {
         lambda a, tau, c: torch.ormqr(a, tau, c, left=False), [*reflectors(4, 4), numbers(3, 4)], 0, (3, 2), columns
     ),
     "weight_norm": (lambda w, g: torch._weight_norm(w, g, 0), [numbers(4, 3, 2), numbers(4, 1, 1)], 0, 2, first),
+    "weight_norm, by columns": (
+        lambda w, g: torch._weight_norm(w, g, 1), [numbers(4, 4), numbers(1, 4)], 0, (..., 3), columns
+    ),
     "softmax with a mask": (lambda x: torch._masked_softmax(x, HIDDEN, -1, 2), [numbers(2, 2, 4, 4)], 0, 1, 0),
     "softmax with a mask, hidden elements": (
         lambda x: torch._masked_softmax(x.exp(), HIDDEN, -1, 2), [numbers(2, 2, 4, 4)], 0, (..., 3), ...,

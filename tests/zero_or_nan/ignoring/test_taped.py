@@ -18,6 +18,7 @@ from users_functions import GOOD, PROGRAMS, apply_after, function, gradient_of, 
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import TELLS_OF_HOOKS
+from zero_or_nan.ignoring.extras.tape.memory import same_bits
 from zero_or_nan.ignoring.extras.tape.tape import Tape
 
 
@@ -243,6 +244,16 @@ def test_memory_that_the_users_code_lets_go_is_forgotten(monkeypatch):
     x = torch.tensor([1.0, inf], requires_grad=True)
     ignoring.backward(function(saving(exp), backward)(x)[:1].sum())
     assert x.grad[1] == 0 and len(most) > 1000 and max(most) < 200
+
+
+@pytest.mark.parametrize("size", [4, 40_000])
+def test_few_and_many_elements_have_the_same_bits_if_each_has(size):
+    a = torch.full((2, size), nan)
+    a[1, 1] = 0.0
+    for sign, is_same in ((1, True), (-1, False)):
+        b = a * torch.ones(2, size).index_fill(0, torch.tensor([1]), sign)
+        b[b.isnan()] = nan
+        assert same_bits(a, b) is same_bits(a.mT, b.mT) is is_same
 
 
 def test_an_operator_of_torch_library_is_followed_without_a_record():

@@ -34,13 +34,11 @@ from ..numerics import numerics
 from ..registry import derivative, function, rule
 from .products import Apply, bilinear, product_of_two, without_lost_samples
 
-
-def _leaves_out_inputs(node: Any) -> bool:
-    """True if the stride is larger than 1, and not transposed: the kernel may skip elements of the image."""
-    return not node._saved_transposed and any(step > 1 for step in node._saved_stride)
-
-
-function("Convolution", selects=_leaves_out_inputs, safe_if=MODERATE)
+function(  # If the stride is larger than 1, and not transposed, the kernel may skip elements of the image.
+    "Convolution",
+    selects=lambda node: not node._saved_transposed and any(step > 1 for step in node._saved_stride),
+    safe_if=MODERATE,
+)
 
 numerics("convolution mkldnn_convolution", grows=True, products=True)
 numerics("conv1d conv2d conv3d slow_conv_dilated2d", products=True)

@@ -68,11 +68,14 @@ def _of_batch(mask: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return channel.reshape(1, -1, *(1,) * (mask.dim() - 2)) if is_training else mask, channel, channel
 
 
-def _without_lost(masks: Callable[..., tuple[Tensor, ...]], *statistics: int) -> Callable[..., tuple[Any, ...]]:
+def _without_lost(
+    masks: Callable[..., tuple[Tensor, ...]], *statistics: int, replaced_by: int = 0
+) -> Callable[..., tuple[Any, ...]]:
     """Make a function that puts 0 into each part of the input that is ignored as a whole and has no finite statistics.
 
     Plain PyTorch's result is NaN in such a part, so no finite number changes. The function takes the mask of the
-    cotangent and the arguments, of which the second is the input. `statistics` are the places of the statistics.
+    cotangent and the arguments, of which the second is the input. `statistics` are the places of the statistics, and
+    `replaced_by` is a number for those that are not finite.
     """
 
     def set_aside(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -83,7 +86,7 @@ def _without_lost(masks: Callable[..., tuple[Tensor, ...]], *statistics: int) ->
         if bool(kept.all()):
             return args
         there = kept.unsqueeze(-1).expand(parts.shape).reshape(counts.shape)
-        cleaned = {place: only(kept, args[place]) for place in statistics} | {1: only(there, args[1])}
+        cleaned = {1: only(there, args[1])} | {p: torch.where(kept, args[p], replaced_by) for p in statistics}
         return tuple(cleaned.get(place, arg) for place, arg in enumerate(args))
 
     return set_aside
@@ -111,10 +114,18 @@ def _layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -
     return _of_layer(mask, grad, node._saved_normalized_shape)
 
 
-@rule("_weight_norm_interface_backward")
-def weight_norm_backward(op: Any, grad: Any, *saved: Any) -> Any:
-    """By the formula that PyTorch uses for second derivatives."""
-    return prefer_exact(op(unwrap(grad), *saved), aten._weight_norm_differentiable_backward(grad, *saved))
+def _of_weight(mask: Tensor, saved: Tensor, sizes: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """The masks of the gradients of directions and sizes. A norm mixes the elements of a row, or of a column."""
+    row = anywhere(mask, [d for d in range(mask.dim()) if d != dim], keepdim=True)
+    return row, row
+
+
+fused(
+    "_weight_norm_interface_backward",
+    masks=_of_weight,
+    set_aside=_without_lost(_of_weight, 3, replaced_by=1),  # a norm, which divides
+    formula=aten._weight_norm_differentiable_backward,
+)
 
 
 @rule("miopen_batch_norm_backward")

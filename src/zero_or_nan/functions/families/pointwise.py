@@ -59,25 +59,20 @@ function("LeakyRelu", safe_if=ALWAYS, scalars=("negative_slope",))
 
 # The derivative is finite for finite numbers, but its computation could overflow.
 
-
-def _has_a_low_threshold(node: Any) -> bool:
-    """True if exp can't overflow below the threshold, where softplus computes it."""
-    return bool(abs(node._saved_beta * node._saved_threshold) <= 80)
-
-
-def _has_a_small_power(node: Any) -> bool:
-    """True for an exponent of 1, 2, 3 or 4. A root of a negative number is NaN, and an exponent may be a tensor."""
-    return isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (1, 2, 3, 4)
-
-
 function("PreluKernel PreluKernelBackward", selects=True, safe_if=FINITE)
 function("Gelu Hardswish LogSigmoid Mish Silu", safe_if=MODERATE)
 function("Elu", safe_if=MODERATE, scalars=("alpha", "scale"))
-function("Softplus", safe_if=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
+# Below the threshold, softplus computes exp.
 function(
+    "Softplus",
+    safe_if=MODERATE,
+    scalars=("beta",),
+    only_if=lambda node: abs(node._saved_beta * node._saved_threshold) <= 80,
+)
+function(  # A root of a negative number is NaN, and an exponent may be a tensor.
     "Pow",
     safe_if=MODERATE,
-    only_if=_has_a_small_power,
+    only_if=lambda node: isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (1, 2, 3, 4),
     fills=("Where(None, Mul(Mul(Pow)))", "Where(None, Mul(Pow))"),
 )
 

@@ -49,11 +49,15 @@ function("DiagonalScatter EmbeddingBag IndexPutImpl Put UnsafeIndex UnsafeIndexP
 
 def _fills_with_a_tensor(node: Any) -> bool:
     """True if the number is a tensor with a gradient: a sum, which PyTorch adds in another order for a subclass."""
-    values = node.next_functions[1:]
-    return any(ahead is not None for ahead, _ in values) and can_be_read_again(node, unknown=False)
+    return any(ahead is not None for ahead, _ in node.next_functions[1:])
 
 
-function("MaskedFill", selects=True, moves=_fills_with_a_tensor, safe_if=ALWAYS)
+function(
+    "MaskedFill",
+    selects=True,
+    moves=lambda node: _fills_with_a_tensor(node) and can_be_read_again(node, unknown=False),
+    safe_if=ALWAYS,
+)
 
 # All elements are written over, by a number or by random numbers.
 
@@ -77,12 +81,7 @@ def _where(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Seque
     return [expanded(both(each, mask), grad.shape) for each in taken]
 
 
-def _fills_with_a_number(node: Any) -> bool:
-    """True if the number has no gradient."""
-    return all(ahead is None for ahead, _ in node.next_functions[1:])
-
-
-@transfer("MaskedFill", reads=("_raw_saved_mask",), only_if=_fills_with_a_number)
+@transfer("MaskedFill", reads=("_raw_saved_mask",), only_if=lambda node: not _fills_with_a_tensor(node))
 def _masked_fill(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
     kept = node._saved_mask.logical_not()
     return (expanded(mask if all_count(kept) else both(kept, mask), grad.shape), None)

@@ -78,8 +78,11 @@ function("FftR2C", selects=True)
 )
 def spread(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """Pooling, padding, upsampling: each result is a weighted sum of elements."""
-    value = op(grad.value, *unwrap(args), **unwrap(kwargs))
-    return Cotangent(value, op(probe(grad.mask, grad.value), *_finite(args), **kwargs).isnan())
+    args = unwrap(args)
+    value = op(grad.value, *args, **unwrap(kwargs))
+    # Saved tensors give only shapes or indices, so a NaN in them must not reach the mask.
+    finite = [a.nan_to_num() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+    return Cotangent(value, op(probe(grad.mask, grad.value), *finite, **kwargs).isnan())
 
 
 rule("_upsample_lanczos2d_aa_backward", since="2.13")(spread)
@@ -90,11 +93,6 @@ def probe(mask: Mask, value: Tensor) -> Tensor:
     if mask is None:
         return torch.full_like(value, torch.nan)
     return torch.zeros_like(value).masked_fill_(mask, torch.nan)
-
-
-def _finite(args: Any) -> Any:
-    """The arguments without NaN: saved tensors give only shapes or indices, so a NaN must not reach the mask."""
-    return [a.nan_to_num() if isinstance(a, Tensor) and a.is_floating_point() else a for a in unwrap(args)]
 
 
 @rule("_fft_c2c", "_fft_r2c", "_fft_c2r")

@@ -28,7 +28,7 @@ import torch._C._dynamo.eval_frame
 import torch._compile
 from torch import Tensor
 
-from ...functions.graph import DEEP_GRAPHS, AccumulateGrad, Graph, engine, engine_run, graph_from, held_from
+from ...functions.graph import DEEP_GRAPHS, AccumulateGrad, Graph, engine, engine_run, graph_from, held_from, leaves_of
 from ...masks.cotangent import as_in_pytorch
 
 
@@ -271,18 +271,23 @@ def needed_from(roots: Sequence[Any], inputs: Iterable[Any]) -> Graph:
 
     The engine decides this at the start of a run, without walking through what is behind the inputs. So we ask the
     engine: we start a run from a node of our own ahead of the roots, look at the graph from there, and end the run by
-    an exception. No node of the user's graph runs, and none of the user's hooks.
+    an exception. No node of the user's graph runs, and none of the user's hooks. If all leaves of the graph are inputs,
+    the engine need not be asked.
 
     Deep graphs are held until nothing else holds them. If the engine can't be asked, these are all nodes that backward
     can reach: if a root is a graph edge, inside of a transform of `torch.func`, and while PyTorch detects anomalies,
     because it would report our exception as one.
     """
     inputs = tuple(inputs)
+    if inputs and all(isinstance(each, Tensor) and each.is_leaf for each in inputs):
+        graph, known = held_from(roots), set(map(id, inputs))
+        if all(id(leaf) in known for _, leaf in leaves_of(graph)):
+            return graph
     is_usual = all(isinstance(root, Tensor) and root.requires_grad for root in roots)
     if not inputs or not is_usual or torch.is_anomaly_enabled():
         return held_from(roots)
     DEEP_GRAPHS.sweep()
-    graph: Graph = {}
+    graph = {}
     try:
         with torch.inference_mode(False), compiled_autograd_aside():  # the first lets PyTorch record, too
             asking = _Asking.apply(lambda: graph.update(graph_from(roots, _is_run)), *roots)  # type: ignore[no-untyped-call]

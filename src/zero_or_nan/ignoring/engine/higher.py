@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...functions.conditions import ALWAYS
+from ...functions.record import TRANSFERS, Transfer
 from ...functions.registry import function
 from ...masks.cotangent import Cotangent, Run, is_saved, mask_of, unwrap
 from ...masks.mask import Mask, anywhere, everywhere
@@ -75,8 +76,9 @@ class _Left(torch.autograd.Function):
         return _left(tangent, unwrap(tangent))
 
 
-function(_Entered, moves=True, safe_if=ALWAYS)
-function(_Left, moves=True, safe_if=ALWAYS)
+for each in (_Entered, _Left):
+    function(each, moves=True, safe_if=ALWAYS)
+    TRANSFERS[each] = Transfer(lambda node, gradient, mask, results: [mask] * len(results))
 
 
 def entered(value: Tensor, mask: Mask, step: Run) -> Cotangent:
@@ -164,11 +166,6 @@ def remember_all(things: Iterable[Any]) -> None:
             remember(thing, thing.mask)
 
 
-def any_recorded(nodes: Iterable[Any]) -> bool:
-    """True if one of the nodes was made while a pass of `ignoring` was recorded."""
-    return _EVER and any(_KEY in node.metadata for node in nodes)
-
-
 def is_recorded(node: Any) -> bool:
     """True if a node was made while a pass of `ignoring` was recorded."""
     return _EVER and _KEY in node.metadata
@@ -182,7 +179,7 @@ def constants(node: Any, number: int) -> Mask:
 
 def without(value: Tensor, mask: Tensor) -> Tensor:
     """The cotangent with 0 at each constant, where the mask is False. If it is 0 there already, the same tensor."""
-    if not bool((value.detach() != 0).logical_and_(mask.logical_not()).any()):
+    if not bool(value.detach().masked_fill(mask, 0).any()):
         return value
     if 0 not in value.stride():  # the result has the strides of the condition; an expanded value has none to keep
         mask = torch.empty_like(value, dtype=torch.bool).copy_(mask)

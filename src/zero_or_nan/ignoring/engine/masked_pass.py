@@ -32,13 +32,15 @@ from ...masks.mask import Mask, all_count, and_whatever_is_not_0, both, either, 
 from ...masks.numbers import form_of, is_dense, is_sparse, is_wrapped, not_zero, values_of
 from .attach import PassHook, compiled_autograd_aside, current, put_first, set_current
 from .higher import constants, is_recorded, tangent_of, without
-from .plan import Ahead, classify, planned
+from .plan import Ahead, Follower, classify, planned
 from .precheck import is_safe
 from .problems import Problems
 from .steps.recomputed import Recomputed, reporting
 from .steps.sliced import Sliced
 from .steps.step import Step
-from .steps.transferred import OverNothing, Transferred, is_over_nothing
+from .steps.transferred import OverNothing, is_over_nothing
+
+Gradients = tuple[Any, ...]
 
 _INSIDE = (
     "which can't carry a mask; call ignoring.grad outside of it, in a loop or with is_grads_batched=True, "
@@ -124,6 +126,7 @@ class Pass:
         self.running: dict[Any, Step] = {}
         self.entered: dict[int, tuple[Tensor, Cotangent]] = {}
         self._engine_pass: int | None = None
+        self._within: tuple[Mask, Mask] = None, None
         self._handles: list[Any] = []
         self._problems: Problems | None = None
         self.count: Any = None if outer is None else outer.count
@@ -140,6 +143,8 @@ class Pass:
             if plan.first is not None:  # to know this pass's run of the engine before a user's hook starts another run
                 self._handles.append(plan.first.register_prehook(PassHook(self._begun)))
             for node, ahead, function, transfer in plan.transferred:
+                if is_recorded(node):
+                    self._handles.append(node.register_prehook(PassHook(self._arrive, node)))
                 hook = PassHook(self._after, node, ahead, function, transfer)
                 self._handles += put_first(node.register_hook(hook))
             for node, ahead, function, step in plan.interpreted:
@@ -218,18 +223,15 @@ class Pass:
 
     # A cotangent arrives at a node, a step runs the derivative, and the results go to the next nodes.
 
-    def _enter(
-        self, node: Any, function: Function, step_type: type[Step], arriving: tuple[Any, ...]
-    ) -> tuple[Any, ...] | None:
+    def _enter(self, node: Any, function: Function, step_type: type[Step], arriving: Gradients) -> Gradients | None:
         """The hook before an interpreted node: begins a step."""
         if not self._is_mine():
             return None
-        recorded = is_recorded(node)
-        if recorded:
-            arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
+        if is_recorded(node):
+            arriving = self._at_constants(node, arriving)
         if step_type.runs_one_derivative and is_over_nothing(arriving):
             step_type = OverNothing
-        arrived = self._all_arriving(node, function, step_type, arriving, recorded)
+        arrived = self._all_arriving(node, function, step_type, arriving)
         if arrived is None:
             return None
         values, masks = arrived
@@ -238,20 +240,34 @@ class Pass:
         self.running[node] = step = step_type(self, node, function, masks)
         return tuple(step.begin(values))
 
-    def _at_constants(self, node: Any, number: int, value: Any) -> Any:
-        """The value that arrives at a node, with 0, and ignored, at each element that an earlier pass ignored there."""
-        counts = constants(node, number)
-        if value is None or counts is None or not can_carry(value) or not form_of(value).can_be_recorded:
-            return value
-        kept = without(value, counts)
-        arrived = self._arrived.get((node, number))
-        mask = both(None if arrived is None else arrived.mask, counts)
-        self._arrived[node, number] = _sent(mask, kept)
-        return kept
+    def _arrive(self, node: Any, arriving: Gradients) -> Gradients | None:
+        """The hook before a transferred node that an earlier pass recorded."""
+        return self._at_constants(node, arriving) if self._is_mine() else None
 
-    def _leave(
-        self, node: Any, edges: Ahead, results: tuple[Any, ...], arriving: tuple[Any, ...]
-    ) -> tuple[Any, ...] | None:
+    def _at_constants(self, node: Any, arriving: Gradients) -> Gradients:
+        """What arrives at a node, with 0, and ignored, at each element that an earlier pass ignored there."""
+        values = list(arriving)
+        for number, value in enumerate(arriving):
+            counts = constants(node, number)
+            if value is None or counts is None or not can_carry(value) or not form_of(value).can_be_recorded:
+                continue
+            arrived = self._arrived.get((node, number), _NOTHING_IGNORED)
+            if arrived.mask is not None and arrived.is_still(value) and self._is_within(arrived.mask, counts):
+                continue
+            values[number] = kept = without(value, counts)
+            self._arrived[node, number] = _sent(both(arrived.mask, counts), kept)
+        return tuple(values)
+
+    def _is_within(self, mask: Tensor, counts: Tensor) -> bool:
+        """True if an element that counts in the first mask counts in the second. Most often, they are the last two."""
+        smaller, larger = self._within
+        if smaller is not mask or larger is not counts:
+            if bool(mask.gt(counts).any()):
+                return False
+            self._within = mask, counts
+        return True
+
+    def _leave(self, node: Any, edges: Ahead, results: Gradients, arriving: Gradients) -> Gradients | None:
         """The hook after an interpreted node: ends its step."""
         if not self._is_mine():
             return None
@@ -272,14 +288,8 @@ class Pass:
         return None if all(map(operator.is_, values, results)) else tuple(values)
 
     def _after(
-        self,
-        node: Any,
-        edges: Ahead,
-        function: Function,
-        transfer: Transfer | type[Transferred],
-        results: tuple[Any, ...],
-        arriving: tuple[Any, ...],
-    ) -> tuple[Any, ...] | None:
+        self, node: Any, edges: Ahead, function: Function, transfer: Follower, results: Gradients, arriving: Gradients
+    ) -> Gradients | None:
         """The hook after a transferred node: plain PyTorch's derivative has run, and now the masks go through it."""
         if not self._is_mine():
             return None
@@ -344,18 +354,14 @@ class Pass:
             and problems.suspected
             and not (is_finite(gradient) and is_finite(tangent_of(gradient)))
         ):
-            problems.confirm()
+            problems.lost.update(problems.suspected)
 
     def _all_arriving(
-        self,
-        node: Any,
-        function: Function,
-        step: type[Step] | Transfer,
-        arriving: Sequence[Any],
-        has_to_run: bool = False,
+        self, node: Any, function: Function, step: type[Step] | Transfer, arriving: Gradients
     ) -> tuple[list[Any], list[Mask]] | None:
         """The cotangents that arrive at a node, and their masks; None if plain PyTorch's results need no masks."""
         masks, values, unmaskable = [], [], None
+        has_to_run = step.always_runs or is_recorded(node)
         may_be_sparse, on_cotangents = step is Step and not self.by_rules_alone, step.on_cotangents
         for number, value in enumerate(arriving):
             value, mask, carries = self._arriving(node, number, value, may_be_sparse)
@@ -369,7 +375,7 @@ class Pass:
         if unmaskable is not None:
             self._pass_by(unmaskable)
             return None
-        return (values, masks) if has_to_run or step.always_runs or function.may_select(node) else None
+        return (values, masks) if has_to_run or function.may_select(node) else None
 
     def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool) -> tuple[Any, Mask, bool]:
         """A cotangent, its mask, and whether it can carry a mask at all.
@@ -440,6 +446,7 @@ class Pass:
         for step in self.running.values():
             step.abandon()
         self._arrived.clear()
+        self._within = None, None
         self.running.clear()
         self.entered.clear()
 

@@ -7,8 +7,9 @@ A node is one of three:
 - *interpreted*: a step is around its derivative. The derivative usually runs on cotangents that know their masks,
   operator by operator.
 
-A skipped node costs nothing, a transferred node one hook, an interpreted node two hooks and the rules. The plan
-depends on the node's type (`classify`), and on whether the precheck found the node's saved tensors safe.
+A skipped node costs nothing, a transferred node one hook, and one more if an earlier pass recorded it. An interpreted
+node costs two hooks and the rules. The plan depends on the node's type (`classify`), and on whether the precheck found
+the node's saved tensors safe.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any, NamedTuple
 
 from torch.autograd.function import BackwardCFunction
 
-from ...functions.fills import is_fill
-from ...functions.graph import KINDS, NODES, AccumulateGrad, Edge, Graph, function_of, has_empty_result
-from ...functions.record import FUNCTIONS, TRANSFERS, UNKNOWN, Checks, Function, Transfer, checks_of, record_of
+from ...functions.fills import is_fill, unordered_at
+from ...functions.graph import KINDS, NODES, AccumulateGrad, Edge, Graph, forward_class, function_of, has_empty_result
+from ...functions.record import FUNCTIONS, TRANSFERS, UNKNOWN, Checks, Function, Transfer, checks_of, key_of
 from ...masks.numbers import shared_forms
-from .higher import any_recorded, is_recorded
+from .higher import is_recorded
 from .steps.foreign import Opaque, Traced
 from .steps.recomputed import CHECKPOINT, Recomputed
 from .steps.sliced import Sliced
@@ -34,7 +35,7 @@ class NodeKind(NamedTuple):
     """What is known about the nodes of one type.
 
     Attributes:
-        name: the name of their forward function.
+        key: the key in `FUNCTIONS` for their forward function.
         function: the record of the forward function.
         step: the step that runs their derivative if it is interpreted.
         transfer: how a mask goes through their derivative if plain PyTorch runs it; None if that is not possible.
@@ -42,7 +43,7 @@ class NodeKind(NamedTuple):
         needs_check: False if the precheck has nothing to check, because plain backward is always safe here.
     """
 
-    name: str
+    key: str | type
     function: Function
     step: type[Step]
     transfer: Transfer | None
@@ -60,7 +61,7 @@ _CHOOSERS: list[Chooser] = []
 def chooses_step(choose: Chooser) -> Chooser:
     """Register a function that may choose the step for a Function in Python, by a node and its function's record.
 
-    It returns None for each node that is not its own.
+    It returns None for each node that is not its own, and chooses the same for all nodes of a type.
     """
     _CHOOSERS.append(choose)
     return choose
@@ -70,27 +71,29 @@ def known(node_type: type) -> NodeKind | None:
     """What is known about a type; None if it was not classified yet, or if its nodes have several functions."""
     found = _KINDS.get(node_type)
     # The user may have registered a record since.
-    return found if found is not None and FUNCTIONS.get(found.name, UNKNOWN) is found.function else None
+    return found if found is not None and FUNCTIONS.get(found.key, UNKNOWN) is found.function else None
 
 
 def classify(node: Any) -> NodeKind:
-    """What is known about a node by its type. It is remembered for each type in `KINDS`."""
+    """What is known about a node by its type. It is remembered for each type whose nodes have one function."""
     node_type: Any = type(node)
     found = known(node_type)
     if found is None:
-        name, function = function_of(node.name()), record_of(node)
-        own = node_type in KINDS
+        key = key_of(node)
+        function = FUNCTIONS.get(key, UNKNOWN)
+        has_one = node_type in KINDS or forward_class(node) is not None
         checks = checks_of(node_type, function)
         needs_check = checks is None or bool(checks.places or checks.scalars or function.only_if)
-        transfer = TRANSFERS.get(name) if own else None
-        found = NodeKind(name, function, _step_of(node, name, function), transfer, checks, needs_check)
-        if own:
+        transfer = TRANSFERS.get(key) if has_one else None
+        found = NodeKind(key, function, _step_of(node, function), transfer, checks, needs_check)
+        if has_one:
             _KINDS[node_type] = found
     return found
 
 
-def _step_of(node: Any, name: str, function: Function) -> type[Step]:
+def _step_of(node: Any, function: Function) -> type[Step]:
     """The step that runs the derivatives of a node's type."""
+    name = function_of(node.name())
     is_python = isinstance(node, BackwardCFunction)
     if is_python:
         chosen = next(filter(None, (choose(node, function) for choose in _CHOOSERS)), None)
@@ -119,6 +122,9 @@ def step_at(node: Any, kind: NodeKind) -> type[Step]:
 Ahead = Sequence[tuple[Edge, bool]]
 """The edges of a node. A bool beside each edge says whether the mask ends there, because the node ahead is skipped."""
 
+Follower = Transfer | type[Transferred]
+"""How masks follow a derivative that plain PyTorch runs."""
+
 NOWHERE: tuple[Edge, bool] = ((None, 0), True)
 """An edge without a node ahead, or with a node that the engine does not run."""
 
@@ -142,7 +148,7 @@ class Plan(NamedTuple):
 
     by_rules_alone: bool
     first: Any
-    transferred: list[tuple[Any, Ahead, Function, Transfer | type[Transferred]]]
+    transferred: list[tuple[Any, Ahead, Function, Follower]]
     interpreted: list[tuple[Any, Ahead, Function, type[Step]]]
 
 
@@ -161,8 +167,7 @@ def planned(
         is_outermost: whether the pass is not a part of another pass.
     """
     # The record of a pass is differentiated again, and several processes have to run the same operators.
-    is_spread = any(form.is_spread(roots, graph) for form in shared_forms())
-    by_rules_alone = by_rules_alone or is_spread or any_recorded(graph)
+    by_rules_alone = by_rules_alone or any(form.is_spread(roots, graph) for form in shared_forms())
     if by_rules_alone:
         unsafe = ()  # as for the pass: if it is empty, each node counts as unsafe
     skipped = _skippable(graph, keep, unsafe)
@@ -181,12 +186,13 @@ def planned(
     return plan
 
 
-def _transfer_at(node: Any, kind: NodeKind, unsafe: Collection[Any]) -> Transfer | type[Transferred] | None:
+def _transfer_at(node: Any, kind: NodeKind, unsafe: Collection[Any]) -> Follower | None:
     """The registered transfer of a node, or a step that follows the derivative; None if the node is interpreted."""
     transfer = kind.transfer
-    if transfer is not None and USES_TRANSFERS and not is_fill(node):
+    if transfer is not None and USES_TRANSFERS and not is_fill(node) and unordered_at(node) is None:
         is_safe = bool(unsafe) and node not in unsafe
-        if transfer.may_follow(node, is_safe):
+        # A node that an earlier pass recorded may have saved cotangents, whose masks matter unless it is elementwise.
+        if transfer.may_follow(node, is_safe) and (is_safe or transfer.repair is None or not is_recorded(node)):
             return transfer.without_repair if is_safe else transfer
     step = step_at(node, kind)
     return step if issubclass(step, Transferred) else None
@@ -200,7 +206,7 @@ def _skippable(graph: Graph, keep: Collection[Edge], unsafe: Collection[Any]) ->
         if type(node) is AccumulateGrad:  # has no derivative
             skippable.add(node)
             continue
-        if not unsafe or node in unsafe or not SKIPS:
+        if not unsafe or node in unsafe or not SKIPS or is_recorded(node):
             continue
         for edge in edges:
             if edge[0] in graph and (edge[0] not in skippable or edge in keep):
@@ -220,7 +226,8 @@ def _unmasked_prefix(roots: Sequence[Any], graph: Graph) -> dict[Any, None]:
     node = getattr(roots[0], "grad_fn", None) or getattr(roots[0], "node", None)
     while node in graph and type(node) in KINDS and type(node) is not AccumulateGrad:
         kind, edges = classify(node), graph[node]
-        if kind.function.may_select(node) or kind.step is CustomVJP or len(edges) != 1 or has_empty_result(node):
+        selects = kind.function.may_select(node) or is_recorded(node)
+        if selects or kind.step is CustomVJP or len(edges) != 1 or has_empty_result(node):
             break
         prefix[node] = None
         node = edges[0][0]

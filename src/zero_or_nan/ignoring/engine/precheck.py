@@ -101,17 +101,15 @@ class _Precheck:
         """True if the tensors in one place of a node meet its condition. Another device's measures are not awaited."""
         try:
             packed = place.packed(node)
-            if type(packed) is tuple:
-                if not all(map(_is_there, packed)):
-                    return False
-            elif not _is_there(packed):
+            parts = packed if type(packed) is tuple else (packed,)
+            # Reading a saved tensor may run a hook, which could recompute it. Older releases can't tell.
+            if not all(getattr(part, "unpack_hook", _UNKNOWN) is None for part in parts):
                 return False
             saved = place.saved(node)
         except RuntimeError:  # freed, or changed in place: backward itself will raise if it gets there
             return False
-        if type(saved) is tuple:
-            return all(tensor is None or self._accepts_tensor(node, tensor, place.condition) for tensor in saved)
-        return saved is None or self._accepts_tensor(node, saved, place.condition)
+        tensors = saved if type(saved) is tuple else (saved,)
+        return all(tensor is None or self._accepts_tensor(node, tensor, place.condition) for tensor in tensors)
 
     def _accepts_tensor(self, node: Any, saved: Any, condition: Condition) -> bool:
         """The same for one tensor."""
@@ -244,11 +242,6 @@ def _accepted_here(tensor: Tensor, condition: Condition) -> bool:
         if squares - squares != 0:  # not finite: the squares of moderate numbers have a finite sum
             return False
     return condition.accepts(tensor.dtype, *[measure.item() for measure in condition.measure(tensor)])
-
-
-def _is_there(packed: Any) -> bool:
-    """True if reading a saved tensor runs no hook, which could recompute it. Older releases can't tell: False."""
-    return getattr(packed, "unpack_hook", _UNKNOWN) is None
 
 
 def _is_moderate(number: Any, node: Any) -> bool:

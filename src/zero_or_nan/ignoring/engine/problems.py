@@ -20,27 +20,24 @@ class Problems:
     """The problems of one pass, by the name of what could not be followed.
 
     Attributes:
-        suspected: what may have lost a mask. It is reported only if a gradient is not finite.
+        lost: what has lost a mask.
+        suspected: what may have lost one. It is reported only if a gradient is not finite.
     """
 
     def __init__(self) -> None:
         self.suspected: dict[str, str] = {}
-        self._lost: dict[str, str] = {}
+        self.lost: dict[str, str] = {}
         self._mistakes: dict[str, str] = {}
         self._bugs: list[tuple[str, Exception]] = []
 
     def add(self, name: str, error: Exception, is_only_suspected: bool) -> None:
         """Add a problem. A `NotFollowed` may be only suspected to have lost a mask."""
         if isinstance(error, NotFollowed):
-            (self.suspected if is_only_suspected else self._lost).setdefault(name, str(error))
+            (self.suspected if is_only_suspected else self.lost).setdefault(name, str(error))
         elif isinstance(error, RuleFailed):
             self._mistakes.setdefault(name, str(error))
         else:
             self._bugs.append((name, error))
-
-    def confirm(self) -> None:
-        """Report what is suspected, because a gradient is not finite."""
-        self._lost.update(self.suspected)
 
     def report(self, raises_bugs: bool) -> None:
         """Warn of the problems. If `raises_bugs`, raise the first error that is a bug of the library."""
@@ -57,8 +54,8 @@ class Problems:
                 f"ignoring failed in your rule of {name} ({mistake}): {_THEN}. How to write a rule: {HELP}",
                 stacklevel=_users_line(),
             )
-        if self._lost:
-            names = ", ".join(f"{name} ({reason})" for name, reason in sorted(self._lost.items()))
+        if self.lost:
+            names = ", ".join(f"{name} ({reason})" for name, reason in sorted(self.lost.items()))
             warnings.warn(f"ignoring could not follow {names}: {_THEN}. What to do: {HELP}", stacklevel=_users_line())
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,16 +26,6 @@ _CONFIG: Any = _profiler.ProfilerConfig(
 _CLONE = torch.ops.aten.clone.default
 _OWN = frozenset(getattr(torch.ops.aten, name).default for name in ("as_strided", "copy_", "new_empty_strided"))
 """The operators of the node's own code, from the copy of the gradient to the slice."""
-
-
-class _Call:
-    """Calls a function when the object that it is an attribute of is freed."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-
-    def __del__(self) -> None:
-        self._function()
 
 
 class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
@@ -63,11 +54,15 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        is_own = self.step is not None and self._slice is None
+        if is_own and op in _OWN:
+            result = op(*args, **(kwargs or {}))
+            self.whole = result if self.whole is None else self.whole
+            return result
         self.function()
         if self._slice is not None and args[0] is self._slice:
             return self._write(op, *args)
-        is_own = self.step is not None and self._slice is None
-        if is_own and op is not _CLONE and op not in _OWN:
+        if is_own and op is not _CLONE:
             # A view that `as_strided` can't make, such as the complex view of a real tensor.
             assert self.whole is not None
             self.whole, self.step, is_own = Cotangent(self.whole, self.mask, self.step), None, False
@@ -75,15 +70,15 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
             args = (self.whole.as_strided(part.size(), part.stride(), part.storage_offset()), *args[1:])
         if self._found.compares:
             return super().__torch_dispatch__(op, types, args, kwargs)
+        if self._slice is not None and type(args[0]) is Cotangent:  # in fewer calls than by way of PyTorch
+            return Cotangent.handler(op, args, kwargs or {})
         result = op(*args, **(kwargs or {}))
         if is_own and op is _CLONE:
             result = self._cloned(args[0], result)
-        elif is_own and self.whole is None:
-            self.whole = result
         if op is _CLONE and self._found is UNKNOWN and not is_profiled():
             _profiler._enable_profiler_legacy(_CONFIG)
             self._is_profiling = True
-            result.freed = _Call(self.function)  # if the wrapped derivative fails, no hook of ours runs
+            weakref.finalize(result, self.function)  # if the wrapped derivative fails, no hook of ours runs
         return result
 
     def _cloned(self, part: Tensor, clone: Tensor) -> Cotangent:
@@ -99,7 +94,7 @@ class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
     def _write(self, op: Any, part: Tensor, result: Any, *args: Any) -> Tensor:
         """Write the result of the wrapped derivative into the slice, and its mask into the mask."""
         assert self.whole is not None
-        inner = written_mask(result, Cotangent(part, None, self.step))
+        inner = result.mask if type(result) is Cotangent else written_mask(result, Cotangent(part, None, self.step))
         if self.mask is None and inner is not None:
             self.mask = laid_out(everywhere(True, self.whole), self.whole)
         if self.mask is not None:

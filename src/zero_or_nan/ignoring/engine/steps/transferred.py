@@ -59,16 +59,14 @@ class Linear(Transferred):
         if any(isinstance(value, Tensor) and value.is_nested and is_dense(value) for value in results):
             self.owner.failed("a nested tensor", NotFollowed("a tensor that can't carry a mask"), suspected=True)
             return results, [None] * len(results)
-        given = [None if v is None else _as_values(v, mask) for v, mask in zip(arriving, self.masks, strict=True)]
+        given = [  # each mask in the form of its cotangent, so that the derivative can run on it
+            None if v is None else with_values(v, full(mask, values_of(v)))
+            for v, mask in zip(arriving, self.masks, strict=True)
+        ]
         return results, [
             None if value is None or mask is None else reduced(values_of(mask), values_of(value).shape)
             for value, mask in zip(results, for_each_edge(self.node, run(self.node, *given)), strict=True)
         ]
-
-
-def _as_values(like: Any, mask: Mask) -> Any:
-    """The mask in the form of a cotangent, so that the derivative can run on it."""
-    return with_values(like, full(mask, values_of(like)))
 
 
 class OverNothing(Transferred):
