@@ -7,6 +7,7 @@ const ERROR = /(?<![\w.'"])(?:[\p{L}_]\w*\.)*[\p{L}_]\w*(?:Error|Exception)(?:\(
 // What a traceback quotes: the indented line after the name of a file. In a notebook, with an arrow, the numbered lines.
 const QUOTED = /^\W*File ".*", line \d+.*(\n[ \t]+.*)?$/gm;
 const PATHS = /^\W*File ".*", line \d+/gm;
+const OUTDATED = /^.*(?:Future|Deprecation)Warning: .*$/gm;
 const ARROW = /^-+> *\d+ /m;
 const NUMBERED = /^(-+>)? *\d+ .*$/gm;
 // The end of a traceback that was cut before its message: the line that raises the error.
@@ -23,10 +24,10 @@ function plain(text) {
   return lines.replace(/^\[[\w:]*rank ?\d+\]:? ?/gim, "");
 }
 
-/** What may say a cause: without the names of files and folders, and without what a log says of finite numbers. */
+/** What may say a cause: without names of files, outdated names, and what a log says of finite numbers. */
 function causes(text) {
   const logged = (line) => ROW.test(line) || line.match(PAIR)?.length >= PAIRS;
-  const lines = text.replace(PATHS, "").split("\n");
+  const lines = text.replace(PATHS, "").replace(OUTDATED, "").split("\n");
   return lines.map((line) => (logged(line) ? line.replace(PAIR, "") : line)).join("\n");
 }
 
