@@ -15,7 +15,7 @@ const RAISED = /\n[ \t]+raise ([\w.]+)\([rf]*["'](.*)(?:\n[ \t]+[\^~]+)?\s*$/;
 // Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause.
 const PAIR = /(?<![\w.])[a-z_][\w/.]*['"]?(?: *[:=|] *| +)-?(?=[\d.]*[1-9])\d+\.\d[\w.+-]*(?: \([\d.]+\))?/gi;
 const PAIRS = 4;
-const ROW = /^\W*\|.*\|\s*$/;
+const TABLE = /^\W*\|.*\|\s*$/;
 const CANDIDATES = 3;
 
 // Remove the colours of a terminal, and the number of the process before a line.
@@ -26,7 +26,7 @@ function plain(text) {
 
 /** What may say a cause: without names of files, outdated names, and what a log says of finite numbers. */
 function causes(text) {
-  const logged = (line) => ROW.test(line) || line.match(PAIR)?.length >= PAIRS;
+  const logged = (line) => TABLE.test(line) || line.match(PAIR)?.length >= PAIRS;
   const lines = text.replace(PATHS, "").replace(OUTDATED, "").split("\n");
   return lines.map((line) => (logged(line) ? line.replace(PAIR, "") : line)).join("\n");
 }
