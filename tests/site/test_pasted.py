@@ -120,6 +120,7 @@ FIRST = [
     ("F.binary_cross_entropy(p, y_true) with y_true = torch.tensor([0., nan])", "two-penguins"),
     ("TransformerEncoder: nan in fp16, all is fine in fp32", "mixed-precision"),
     ("MultiheadAttention: gradients are right on the CPU, but nan on cuda", "only-on-a-gpu"),
+    ("nan gradients with flash attention, none with the math kernel", "only-on-a-gpu"),
     ("a forward hook on each attention block, to find the nan", "which-tool-finds-my-nan"),
     ("which layer of my transformer makes the nan?", "find-it-in-your-model"),
     ("the sum of the mask is 0, and the bce is nan", "undefined"),

@@ -7,6 +7,7 @@ const ERROR = /(?<![\w.'"])(?:[\p{L}_]\w*\.)*[\p{L}_]\w*(?:Error|Exception)(?:\(
 // What a traceback quotes: the indented line after the name of a file. In a notebook, with an arrow, the numbered lines.
 const QUOTED = /^\W*File ".*", line \d+.*(\n[ \t]+.*)?$/gm;
 const PATHS = /^\W*File ".*", line \d+/gm;
+// A warning about a name that a release renamed.
 const OUTDATED = /^.*(?:Future|Deprecation)Warning: .*$/gm;
 const ARROW = /^-+> *\d+ /m;
 const NUMBERED = /^(-+>)? *\d+ .*$/gm;
