@@ -61,8 +61,9 @@ def names(found):
 # 75 %, and no wrong page opened. Its mistakes were then repaired, and the texts added to "work". Another 40 new texts
 # then gave 65 % and 92 %, and again no wrong page opened. Another 60 new texts gave 77 % and 85 % at the first run, and
 # no wrong page opened. Their mistakes were then repaired, and the texts were rewritten and added to "work". For a new
-# text, expect less than the numbers of this test: three samples that were taken during these repairs, with 92 texts
-# in all, gave 55 %, 64 % and 75 % for the first page, and 70 %, 82 % and 92 % for one of three.
+# text, expect less than the numbers of this test: three samples that were taken one after the other during these
+# repairs, with 92 texts in all, gave 55 %, 64 % and 75 % for the first page, and 70 %, 82 % and 92 % for one of three.
+# The person who chose their pages knew the list.
 @pytest.mark.parametrize(("half", "first", "three"), [("work", 0.97, 0.98), ("held", 0.95, 0.98)])
 def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
     texts = [entry for entry in CORPUS if entry["half"] == half]
