@@ -59,8 +59,12 @@ def names(found):
 # half "work". When it was finished, it was run once on "held", then 189 texts: the first page was right for 83 %, one
 # of three for 92 %, and no wrong page opened. Later it was run on 40 new texts, mostly logs and questions: 65 % and
 # 75 %, and no wrong page opened. Its mistakes were then repaired, and the texts added to "work". Another 40 new texts
-# then gave 65 % and 92 %, and again no wrong page opened. For a new text, expect less than the numbers of this test.
-@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.93, 0.98), ("held", 0.93, 0.97)])
+# then gave 65 % and 92 %, and again no wrong page opened. Another 60 new texts gave 77 % and 85 % at the first run, and
+# no wrong page opened. Their mistakes were then repaired, and the texts were rewritten and added to "work". For a new
+# text, expect less than the numbers of this test: three samples that were taken one after the other during these
+# repairs, with 92 texts in all, gave 55 %, 64 % and 75 % for the first page, and 70 %, 82 % and 92 % for one of three.
+# The person who chose their pages knew the list.
+@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.97, 0.98), ("held", 0.95, 0.98)])
 def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
     texts = [entry for entry in CORPUS if entry["half"] == half]
     right, among = [], []
@@ -89,12 +93,49 @@ def test_lines_of_code_decide_between_the_pages_of_a_message(recognise, code, pa
     assert names(found)[0] == page and "#node-DivBackward0" in str(found["pages"])
 
 
-def test_the_error_below_the_name_of_a_file_is_read_and_names_of_folders_are_no_hints(recognise):
-    # Some tracebacks lack the quoted line, and the file is one of a package.
-    file = '  File "torch/cuda/amp/attention.py", line 7, in step\n'
-    lightning = recognise(f"{file}ValueError: The loss returned in `training_step` is nan.")
-    scaler = recognise(f"{file}AssertionError: No inf checks were recorded for this optimizer.")
-    assert [names(found)[0] for found in (lightning, scaler)] == ["find-it-in-your-model", "not-your-case"]
+FILE = '  File "torch/cuda/amp/attention.py", line 7, in step\n'
+FIRST = [
+    # The file of a traceback may be one of a package. The quoted line, or the message at the end, may lack.
+    (f"{FILE}ValueError: The loss returned in `training_step` is nan.", "find-it-in-your-model"),
+    (f"{FILE}AssertionError: No inf checks were recorded for this optimizer.", "not-your-case"),
+    (f'{FILE}    raise RuntimeError("One of the differentiated Tensors does not require grad")', "not-your-case"),
+    (f'{FILE}    raise FloatingPointError(f"found nan at {{step}}")\n    ^^^^^^^^^^\n', "find-it-in-your-model"),
+    (f'the gradient of iou\n{FILE}    raise FileNotFoundError("no such image")', None),
+    # The finite numbers of a log and outdated names are no causes.
+    ("Loss: nan (nan) mIoU: 0.41 (0.39) BCE: 0.31 (0.32) Time: 0.35 LR: 4.0e-04", "find-it-in-your-model"),
+    ("recon: 0.43 ssim: 0.81 mae: 0.02 lr: 0.001 kl_loss: nan", "losses-and-geometry"),
+    ("| entropy | 0.126 |\n| value_loss | nan |", "find-it-in-your-model"),
+    ("FutureWarning: `torch.cuda.amp.autocast()` is deprecated.\nbatch 7, loss nan", "find-it-in-your-model"),
+    ("INFO rank 1 joined, all_reduce begins", None),
+    ("lr_scheduler=cosine, lora rank 16, loss nan", "find-it-in-your-model"),
+    # What a log says of a norm, and of episodes.
+    ("12 | loss: 9.44 | norm: nan\n13 | loss: 9.41 | norm: 2.1", "mixed-precision"),
+    ("12 | loss: 9.44 | grad_norm: nan\n13 | loss: nan | grad_norm: nan", "loss-0-grad-norm-nan"),
+    ("loss 1.2 (1.3) grad_norm 3.1 (inf)", "mixed-precision"),
+    ("is it normal that grad_norm is inf?\nis grad_norm = nan normal?", "mixed-precision"),
+    ("loss=0.69 grad_norm=0.0", "not-your-case"),
+    ("| ep_rew_mean | nan |\n| value_loss | 12.4 |", None),
+    # What was found out already decides before the names of functions.
+    ("I get None for the gradient of attention.weight", "not-your-case"),
+    ("the gradients of my softmax mask are all 0.0", "not-your-case"),
+    ("F.binary_cross_entropy(p, y_true) with y_true = torch.tensor([0., nan])", "two-penguins"),
+    ("TransformerEncoder: nan in fp16, all is fine in fp32", "mixed-precision"),
+    ("MultiheadAttention: gradients are right on the CPU, but nan on cuda", "only-on-a-gpu"),
+    ("nan gradients with flash attention, none with the math kernel", "only-on-a-gpu"),
+    ("a forward hook on each attention block, to find the nan", "which-tool-finds-my-nan"),
+    ("which layer of my transformer makes the nan?", "find-it-in-your-model"),
+    ("the sum of the mask is 0, and the bce is nan", "undefined"),
+    ("q = a / b\nq[1].backward()  # a.grad is nan", "division-under-a-mask"),
+    ("loss nan with 4 gpus", "one-poisoned-rank"),
+    # A number that is 1 / eps is no divergence. The same data are no equal points.
+    ("F.normalize, no nan, but max: 1.000e+12", "undefined"),
+    ("the same data, and nan at another position in each run", "find-it-in-your-model"),
+]
+
+
+@pytest.mark.parametrize(("text", "page"), FIRST)
+def test_what_is_said_leads_to_its_page(recognise, text, page):
+    assert [*names(recognise(text)), None][0] == page
 
 
 def test_a_page_opens_only_if_the_last_error_is_its_message(recognise):

@@ -7,14 +7,29 @@ const ERROR = /(?<![\w.'"])(?:[\p{L}_]\w*\.)*[\p{L}_]\w*(?:Error|Exception)(?:\(
 // What a traceback quotes: the indented line after the name of a file. In a notebook, with an arrow, the numbered lines.
 const QUOTED = /^\W*File ".*", line \d+.*(\n[ \t]+.*)?$/gm;
 const PATHS = /^\W*File ".*", line \d+/gm;
+// A warning about a name that a release renamed.
+const OUTDATED = /^.*(?:Future|Deprecation)Warning: .*$/gm;
 const ARROW = /^-+> *\d+ /m;
 const NUMBERED = /^(-+>)? *\d+ .*$/gm;
+// The end of a traceback that was cut before its message: the line that raises the error.
+const RAISED = /\n[ \t]+raise ([\w.]+)\([rf]*["'](.*)(?:\n[ \t]+[\^~]+)?\s*$/;
+// Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause.
+const PAIR = /(?<![\w.])[a-z_][\w/.]*['"]?(?: *[:=|] *| +)-?(?=[\d.]*[1-9])\d+\.\d[\w.+-]*(?: \([\d.]+\))?/gi;
+const PAIRS = 4;
+const TABLE = /^\W*\|.*\|\s*$/;
 const CANDIDATES = 3;
 
 // Remove the colours of a terminal, and the number of the process before a line.
 function plain(text) {
   const lines = text.replace(/\u001b\[[\d;?]*[A-Za-z]/g, "").replace(/\r\n?/g, "\n");
   return lines.replace(/^\[[\w:]*rank ?\d+\]:? ?/gim, "");
+}
+
+/** What may say a cause: without names of files, outdated names, and what a log says of finite numbers. */
+function causes(text) {
+  const logged = (line) => TABLE.test(line) || line.match(PAIR)?.length >= PAIRS;
+  const lines = text.replace(PATHS, "").replace(OUTDATED, "").split("\n");
+  return lines.map((line) => (logged(line) ? line.replace(PAIR, "") : line)).join("\n");
 }
 
 const path = ({ address }) => address.split("#")[0];
@@ -28,7 +43,7 @@ function linked(text, pages) {
 /** The rules that fit a text, in their order, each with its pages. A node in an address is the node in the text. */
 function fitting({ symptom, rules, pages }, text, said) {
   const about = new RegExp(symptom, "i").test(text);
-  const code = text.replace(PATHS, ""); // the name of a file or a folder says nothing about the cause
+  const code = causes(text);
   return rules.flatMap((rule) => {
     const hint = rule.kind === "hint";
     const fits = (!hint || about) && new RegExp(rule.pattern, "i").exec(hint ? code : said);
@@ -48,7 +63,8 @@ function fitting({ symptom, rules, pages }, text, said) {
  */
 function recognised(list, pasted) {
   const text = plain(pasted);
-  const said = (ARROW.test(text) ? text.replace(NUMBERED, "") : text).replace(QUOTED, "");
+  const whole = text.replace(RAISED, "\n$1: $2");
+  const said = (ARROW.test(whole) ? whole.replace(NUMBERED, "") : whole).replace(QUOTED, "");
   const error = said.match(ERROR)?.at(-1);
   const reported = linked(text, list.pages);
   const [first, ...others] = fitting(list, text, said);
