@@ -75,6 +75,11 @@ class Call(NamedTuple):
         """Whether another call comes from the same place in the code."""
         return self.place == other.place and self.name == other.name
 
+    def is_same(self, other: Call) -> bool:
+        """Whether another call is this one, in another chain: the place is the same, and the memory of the operands."""
+        operands, others = ([each for each in of.tensors() if each.layout is torch.strided] for of in (self, other))
+        return self.is_again(other) and [*map(Tensor.data_ptr, operands)] == [*map(Tensor.data_ptr, others)]
+
     def is_beside(self, other: Call) -> bool:
         """Whether another call is in the same line."""
         return self.place.code is other.place.code and self.place.line == other.place.line

@@ -272,7 +272,7 @@ def _try(
 
 def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
     """Whether another value of a call leaves a later result what it is in exact arithmetic: atan of inf is a number."""
-    key = next((key for key, (_, made) in later.made.items() if made.is_again(call)), None)
+    key = next((key for key, (_, made) in later.made.items() if made.is_same(call)), None)
     if key is None:
         return True
     exact, now = later.run(torch.float64).result.detach(), later.run(given={key: value}).result.detach()
@@ -305,7 +305,7 @@ def _gives_the_exact_end(rewrite: Rewrite, call: Call, chains: Sequence[Chain]) 
 
 def _with_rewrite(chain: Chain, rewrite: Rewrite, call: Call) -> Chain | None:
     """The chain with a rewrite in place of a call in it; None if the rewrite does not fit there."""
-    again = next((each for each in chain.calls() if each.is_again(call)), None)
+    again = next((each for each in chain.calls() if each.is_same(call)), None)
     match = next(matches(rewrite.pattern, again, chain, Match({}, ())), None)
     if match is None:
         return None
