@@ -235,6 +235,18 @@ def test_the_line_of_a_derivative_of_the_users_own_is_told(shape):
     assert origin.remedy.endswith("power = (3 * x).clamp(max=20).exp()") and "is exact" in origin.remedy
 
 
+class Sign(Steep):
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x.abs() / x, None
+
+
+def test_in_a_derivative_of_the_users_own_nothing_is_chosen():
+    (origin,) = report_of(lambda: Sign.apply(leaf(0.0, 1.0), torch.ones(2)).sum().backward())
+    assert origin.operands == "0 / 0" and origin.replaces is None and "a choice" not in origin.remedy
+
+
 @pytest.mark.parametrize("numbers, is_zero", [((100.0, 95.0), True), ((100.0, 1.0), False)])
 def test_a_gradient_that_is_0_everywhere_is_no_silent_fix(numbers, is_zero):
     (origin,) = report_of(lambda: leaf(*numbers).exp().clamp(max=20).sum().backward())

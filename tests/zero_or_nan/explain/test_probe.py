@@ -122,6 +122,9 @@ def test_a_loss_that_is_finite_but_off_by_more_than_half_is_found_with_the_call_
 GRADES = torch.tensor([3.0, 0.0, 1.0])
 HEALTHY = {
     "sums that are rounded, but not by half": (lambda x: (x - x.mean()).square().mean(), wants(0.1, -0.9, 0.4)),
+    "a difference that only a number far away loses": (
+        lambda x: ((x + torch.sqrt(x.square() + 4)) / 2).clamp_min(1e-7).log().square().mean(), wants(0.1, -0.9, 0.4)
+    ),
     "a bound of a probability, which never exceeds 1": (
         lambda p: -(1 - p).clamp_min(torch.finfo(p.dtype).eps).log().mean(), wants(0.1, 0.8, 0.4)
     ),
