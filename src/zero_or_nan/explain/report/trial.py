@@ -42,7 +42,7 @@ MOST_ELEMENTS = 5_000_000
 AFTER = 4
 """The number of calls after one of which each may be part of the same formula."""
 
-_AFTER_WIDER = 12
+_AFTER_WIDER = 9
 """The same for a line in a wider dtype. A formula that is rewritten is short; in a wider dtype, it may be long."""
 
 _ORDINARY = 2
@@ -150,7 +150,8 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls, is_derivative:
         return Advice(*at_gap)
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
-    wider = widened(chains, _AFTER_WIDER, module, calls)
+    is_beyond = lost is not None and lost.is_beyond  # float64 loses the number, too
+    wider = None if is_beyond else widened(chains, _AFTER_WIDER, module, calls)
     if wider is None and lost is not None and constant is not None:
         wider = larger_constant(constant, lost, failed)
     if wider is not None:

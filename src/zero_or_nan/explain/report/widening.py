@@ -14,7 +14,7 @@ import ast
 import contextlib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from ...ignoring.inside import tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
-from ..births.chain import Chain
+from ..births.chain import Chain, Run
 from ..program.source import (
     can_come_before,
     closed,
@@ -59,7 +59,9 @@ def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) ->
     has_half = any(tensor.dtype is torch.float16 for tensor in failed.tensors())
     at = failed_at(outcome(chains[-1].run()))
     ends = range(len(chains) - 1, max(-1, len(chains) - 1 - formula), -1)
-    ways = [functools.partial(_in_a_wider_dtype, chains, end, calls, _first_lines(chains[end])) for end in ends]
+    exact_at = functools.cache(lambda end: _exact(chains[end]))
+    wide = functools.partial(_in_a_wider_dtype, chains, calls, exact_at)
+    ways = [functools.partial(wide, end, _first_lines(chains[end])) for end in ends]
     if has_half:
         alone = functools.partial(_in_float32, chains, module, at, calls)
         is_autocasts = any(call.casts is not None for call in chains[-1].calls())  # the operands may be float32
@@ -67,7 +69,7 @@ def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) ->
     if failed.casts is not None:
         outside = [chain.without_autocast(failed) for chain in chains]
         ways.append(functools.partial(_in_float32, outside, module, at, (), f'"{failed.tensors()[0].device.type}"'))
-    ways += [functools.partial(_in_a_wider_dtype, chains, end, calls, [failed]) for end in ends]
+    ways += [functools.partial(wide, end, [failed]) for end in ends]
     for way in ways:
         with contextlib.suppress(RuntimeError):  # the calls do not take these dtypes
             found = way()
@@ -76,8 +78,19 @@ def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) ->
     return None
 
 
+def _exact(chain: Chain) -> tuple[Run, Outcome, Outcome]:
+    """A run of a chain, with its outcome, and that in exact arithmetic."""
+    plain = chain.run()
+    before = outcome(plain)
+    return plain, before, exactly(chain, before).found
+
+
 def _in_a_wider_dtype(
-    chains: Sequence[Chain], end: int, calls: Calls, firsts: Sequence[Call]
+    chains: Sequence[Chain],
+    calls: Calls,
+    exact_at: Callable[[int], tuple[Run, Outcome, Outcome]],
+    end: int,
+    firsts: Sequence[Call],
 ) -> tuple[str, int, int | None] | None:
     """The line of one of these calls, in the formula that ends with one of the chains, in a wider dtype.
 
@@ -85,12 +98,10 @@ def _in_a_wider_dtype(
     line of its own, the names are converted in front of it.
     """
     chain = chains[end]
-    plain = chain.run()
-    before = outcome(plain)
+    plain, before, exact = exact_at(end)
     coming = [value for key, value in plain.values.items() if key not in chain.made and value.is_floating_point()]
     dtypes = {value.dtype for value in coming}
     wider = torch.float64 if dtypes <= {torch.float32, torch.float64} else torch.float32
-    exact = exactly(chain, before).found
     if dtypes == {wider} or not exists(before, exact):
         return None
     for first in firsts:
