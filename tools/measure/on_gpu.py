@@ -174,12 +174,12 @@ def shown(record: dict[str, Any]) -> str:
 def rows_shown(record: dict[str, Any]) -> str:
     """A table of the queries without a key, with a row for each dtype, number of keys and form of the mask."""
     head = ["dtype", "keys", "mask", "output of the empty rows", "gradients, plain PyTorch", "with ignoring"]
-    head.append("plain PyTorch, without cuDNN's kernel")
+    head.append("plain PyTorch, without cuDNN")
     rows = [
         [
             f"<code>{row['dtype']}</code>",
             str(row["keys"]),
-            html.escape(row["mask"].replace("-", "−")),
+            f"<code>{html.escape(row['mask'].replace('-', '−'))}</code>",
             *(_counted(row[column], row["cases"]) for column in ("output", "plain", "ours", "without")),
         ]
         for row in record["rows"]
