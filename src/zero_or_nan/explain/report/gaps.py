@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...functions.rewrites import Rewrite
@@ -208,7 +210,7 @@ def filled(chain: Chain) -> tuple[str, int] | None:
         line = f"{value} + {slope} * (x - x.detach())".removeprefix("0 + ").replace("+ -", "- ")
         code = _FILLED.format(value if is_flat else line)
         names = dict(zip("abx", (*operands, leaf), strict=not is_flat))
-        replaced = call._replace(func=_evaluated(code, names), args=tuple(names.values()), kwargs={})
+        replaced = call._replace(func=evaluated(code, names), args=tuple(names.values()), kwargs={})
         changed = replace(chain, call=replaced)
         after = outcome(changed.run())
         is_kept = torch.equal(after.value[~bad], before.value[~bad])
@@ -226,10 +228,10 @@ def _is_all(numbers: Tensor, value: float) -> bool:
     return bool(((numbers - value).abs() < 5e-2 * (1 + abs(value))).all())
 
 
-def _evaluated(code: str, names: Iterable[str]) -> Callable[..., Any]:
-    """A function that evaluates code with its arguments as these names."""
+def evaluated(code: str, names: Iterable[str], others: Mapping[str, Any] = MappingProxyType({})) -> Callable[..., Any]:
+    """A function that evaluates code with its arguments as these names, with others, and with `torch` and `F`."""
     known = list(names)
-    return lambda *values: eval(code, {"torch": torch, **dict(zip(known, values, strict=True))})
+    return lambda *values: eval(code, {"torch": torch, "F": F, **others, **dict(zip(known, values, strict=True))})
 
 
 def _limit_and_slope(chain: Chain, leaf: Tensor, bad: Tensor) -> tuple[float, float] | None:
@@ -324,7 +326,7 @@ def _safe_line(where: Call, division: Call, slope: str) -> str | None:
     safe = f"torch.where({below} == 0, 1, {below})"
     written = {text: f"{closed(above)} / {safe}", **({others[0]: f"{others[0]} + {slope}"} if slope else {})}
     line = with_each_in([outer], written)
-    return None if line is None else f"{_WITH_SLOPE.format(slope) if slope else _WITHOUT_SLOPE}\n{line}"
+    return None if line is None else f"{_WITH_SLOPE if slope else _WITHOUT_SLOPE}\n{line}"
 
 
 _WITHOUT_SLOPE = "# a divisor of 1 in place of 0, in the branch that where leaves out there:"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from ..program.rerun import extra, without_side_effects
 from ..program.tensors import are_finite
 from .conversion import Calls
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, lost_on_the_way, measured, outcome
-from .gaps import filled, guarded, have_limits, is_limit, kept_away, ordinary
+from .gaps import evaluated, filled, guarded, have_limits, is_limit, kept_away, ordinary
 from .masked import masked_before
 from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
@@ -311,11 +311,7 @@ def _with_rewrite(chain: Chain, rewrite: Rewrite, call: Call) -> Chain | None:
     if match is None:
         return None
     tensors = {name: thing for name, thing in match.names.items() if isinstance(thing, Tensor)}
-    names: dict[str, Any] = {"torch": torch, "F": F, **match.names}
-
-    def written(*values: Tensor) -> Any:
-        return eval(rewrite.code, names | dict(zip(tensors, values, strict=True)))
-
+    written = evaluated(rewrite.code, tensors, match.names)
     put = again._replace(func=written, args=tuple(tensors.values()), kwargs={}) if again is not None else None
     return chain.with_calls(lambda each: put if put is not None and each is again else each)
 
