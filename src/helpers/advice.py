@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -177,8 +177,11 @@ def answer(node: Node) -> Answer:
     page = known.points or known.section or ONLY_ARRIVES.page
     if math.isfinite(known.domain[0]):
         return Answer(_steep(known), "Keep the argument away from these numbers, as by `clamp`.", page)
-    if known.pole:
-        return Answer(_pole(node, known.pole), "Replace the divisor before you divide.", page)
+    names = [argument.name for argument in node.arguments]
+    divisor = known.divisor([None] * len(names)) if known.pole else None
+    if divisor is not None:
+        why = f"Yes: if `{names[divisor]}` is 0, neither the value nor the slope is finite."
+        return Answer(why, "Replace the divisor before you divide.", page)
     if known.ignores_infinity:
         return Answer("Yes: if all elements of a row are −inf.", page=page)
     saved = numbers_in(node)
@@ -195,12 +198,6 @@ def _steep(known: Numerics) -> str:
     ends = " and ".join(f"{end:g}" for end in known.steep_at)
     steep = f"at {ends} the slope is infinite, and 0 times this slope is NaN"
     return f"Yes: {steep}. {outside.capitalize()} the value is NaN.".replace("-", "−")
-
-
-def _pole(node: Node, pole: Callable[..., bool]) -> str:
-    names = [argument.name for argument in node.arguments]
-    zeros = [name for at, name in enumerate(names) if pole(*(float(other != at) for other in range(len(names))))]
-    return f"Yes: if `{zeros[0]}` is 0, neither the value nor the slope is finite."
 
 
 def numbers_in(node: Node) -> list[str]:

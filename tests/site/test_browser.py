@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sample import sample
+from sample import WHOLE, sample
 from scratch import ROOT
 
 from tools.measure.browser import VIEWS, Visit, axe, weigh
@@ -56,20 +56,29 @@ FOCUSED = """() => {
 }"""
 
 
-def look(tab: Visit, path: str, with_axe: bool) -> SimpleNamespace:
-    """What one visit of a page showed: tests about all pages share the visits, which take long."""
-    seen = SimpleNamespace(size=weigh(tab, path) if with_axe else 0)
-    if not seen.size:
-        tab.open(path)
-    seen.troubles, seen.elsewhere = list(tab.troubles), list(tab.elsewhere)
-    places = (tab.page.locator(f"#at-a-glance{each}").first for each in ("", " .cell .cell_output"))
-    seen.glance, seen.fix = (each.bounding_box() if each.count() else None for each in places)
-    seen.axe = axe(tab, ROOT) if with_axe else None
-    seen.height = tab.page.evaluate("document.documentElement.scrollHeight")
-    seen.broken, seen.small = tab.page.evaluate(BROKEN_NUMBERS), tab.page.evaluate(SMALL_TEXTS)
+def look(tab: Visit, path: str, first: str) -> dict[str, SimpleNamespace]:
+    """What one visit of a page showed, by view: tests about all pages share the visits, which take long.
+
+    The page is loaded, weighed, and checked by axe in one view, and then shown in the other one, too.
+    """
+    seen = {view: SimpleNamespace() for view in sorted(TWO, key=lambda view: view != first)}
+    tab.show(**VIEWS[first])
+    size = weigh(tab, path)
+    for view, page in seen.items():
+        tab.show(**VIEWS[view])
+        places = (tab.page.locator(f"#at-a-glance{each}").first for each in ("", " .cell .cell_output"))
+        page.glance, page.fix = (each.bounding_box() if each.count() else None for each in places)
+        page.height = tab.page.evaluate("document.documentElement.scrollHeight")
+        page.broken, page.small = tab.page.evaluate(BROKEN_NUMBERS), tab.page.evaluate(SMALL_TEXTS)
+        is_loaded = view == first or WHOLE
+        page.size, page.axe = (size, axe(tab, ROOT)) if is_loaded else (0, None)
     tab.page.evaluate(OPEN_ALL)
-    seen.width = tab.page.evaluate("document.documentElement.scrollWidth")
-    seen.scrolling = tab.page.evaluate(SCROLLING)
+    for view in reversed(seen):
+        tab.show(**VIEWS[view])
+        seen[view].width = tab.page.evaluate("document.documentElement.scrollWidth")
+        seen[view].scrolling = tab.page.evaluate(SCROLLING)
+    for page in seen.values():
+        page.troubles, page.elsewhere = list(tab.troubles), list(tab.elsewhere)
     return seen
 
 
@@ -77,17 +86,23 @@ def look(tab: Visit, path: str, with_axe: bool) -> SimpleNamespace:
 TWO = ["wide, light", "narrow, dark"]
 
 
-@pytest.fixture(scope="module", params=TWO)
+@pytest.fixture(scope="module")
+def visits(browser: Any, address: str) -> dict[str, dict[str, SimpleNamespace]]:
+    """Every page, by view. Half of the pages are loaded in one view, and half in the other one."""
+    narrow_first = sample(ALL, 2)
+    with Visit(browser, address) as tab:
+        return {path: look(tab, path, TWO[path in narrow_first]) for path in [*ALL, ""]}
+
+
+@pytest.fixture(params=TWO)
 def view(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def seen(browser: Any, address: str, view: str) -> dict[str, SimpleNamespace]:
-    """Every page, in one view. What takes longest is done in one of the views, or in both: to weigh, and to run axe."""
-    by_axe = sample(ALL, 2, first=TWO.index(view))
-    with Visit(browser, address, **VIEWS[view]) as tab:
-        return {path: look(tab, path, path in by_axe) for path in [*ALL, ""]}
+@pytest.fixture
+def seen(visits: dict[str, dict[str, SimpleNamespace]], view: str) -> dict[str, SimpleNamespace]:
+    """Every page, in one view."""
+    return {path: page[view] for path, page in visits.items()}
 
 
 def test_every_page_is_light_opens_without_a_word_and_asks_no_other_host(seen):

@@ -134,6 +134,11 @@ class Visit:
             self.page.locator("#found", has_text="“").wait_for()
         return response
 
+    def show(self, viewport: Any, color_scheme: Any) -> None:
+        """Show the open page, and those opened later, in another view."""
+        self.page.set_viewport_size(viewport)
+        self.page.emulate_media(color_scheme=color_scheme)
+
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.troubles.append(message.text)

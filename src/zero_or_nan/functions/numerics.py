@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -28,6 +28,8 @@ class Numerics:
             is the first of the names.
         domain: the least and the largest argument. The value is NaN for arguments outside.
         pole: whether the value is infinite or undefined at these operands, which are numbers.
+        no_direction: whether the value or the slope depends on the direction in which an operand leaves 0, or in which
+            equal elements part, as that of norm.
         grows: whether the value is infinite only because it is too large, as that of exp.
         steep_at: the arguments at which the slope may be infinite or undefined.
         inverse: gives the argument that led to a value. For functions whose node saves the value alone.
@@ -59,6 +61,7 @@ class Numerics:
     name: str = ""
     domain: tuple[float, float] = (-math.inf, math.inf)
     pole: Callable[..., bool] | None = None
+    no_direction: bool = False
     grows: bool = False
     steep_at: tuple[float, ...] = (0.0,)
     inverse: Callable[[float], float] | None = None
@@ -82,6 +85,25 @@ class Numerics:
     like: str = ""
     section: str = ""
     points: str = ""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the domain ends."""
+        return self.domain != (-math.inf, math.inf)
+
+    def divisor(self, operands: Sequence[float | None]) -> int | None:
+        """The position of the operand that must not be 0; None if there is none.
+
+        Operands are numbers, or None for a tensor, which may hold any number.
+
+        >>> numerics_of("div").divisor([None, None]), numerics_of("div").divisor([None, 2.0])
+        (1, None)
+        """
+        for at, each in enumerate(operands):
+            if each is None and self.pole is not None:
+                if self.pole(*(0.0 if other == at else -1.0 if x is None else x for other, x in enumerate(operands))):
+                    return at
+        return None
 
 
 NUMERICS: dict[str, Numerics] = {}

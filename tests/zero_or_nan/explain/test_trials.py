@@ -96,6 +96,16 @@ WRITTEN = {
         [1e-30], "def power(a):\n    return a * a\nloss = power(x).sum().reciprocal().log()",
         "\nreturn a.double() * a.double()",
     ),
+    # A rewrite would need the names of two functions.
+    "the line that lost the number, in another function": (
+        [160.0, 1.0], "def f(q):\n    return q.softmax(-1)\nloss = -f(x).log()[1]",
+        "\nreturn q.double().softmax(-1)\n# or: value -159, gradient",
+    ),
+    "a line that reads no name stays as it is": (
+        [1.0, 0.9], "def f(q):\n    s = torch.exp(q * 100)\n    off = 1 - torch.eye(2)\n    n = s.masked_fill(off == 0, 0).sum(-1)\n"
+        "    p = torch.exp(q[0] * 100)\n    return torch.log(p / n[0])\nloss = f(x)",
+        "\nq = q.double()\ns = torch.exp(q * 100)", "torch.tensor([100.0, -100.0])",
+    ),
     # A product refuses tensors of two dtypes.
     "a line before one that takes float32 alone": (
         [100.0, 1.0], "r = x.cosh() / (x + 1).cosh()\nloss = F.linear(r[:, None].T, torch.ones(1, 2).to(x)).sum()",
@@ -298,8 +308,8 @@ def test_what_is_written_gives_the_right_gradient_and_changes_no_other_variable(
 
 
 def loop(lines):
-    """A name means another tensor by the time that its softmax fails in a logarithm."""
-    return [400.0, 1.0], f"loss = 0\n{lines}", "\nF.log_softmax(x_, dim=-1)"
+    """A name means another tensor by the time that its softmax fails in a logarithm, in float64, too."""
+    return [800.0, 1.0], f"loss = 0\n{lines}", "\nF.log_softmax(x_, dim=-1)"
 
 
 EXISTS = "neither float64 nor a choice of 0 gives it: write the\n# formula in another way"
@@ -346,7 +356,7 @@ ADVICE = {  # as above, where no line of the program is replaced
         [[2.0, 0.0], [0.0, 2.0]], "u, _, _ = torch.linalg.svd(x)\nloss = u[0, 1] + u[0, 0]", "svdvals(x)"
     ),
     "a call that would run a second time": (
-        [-200.0], "y = torch.sigmoid(x.mul(1))\ny.log().sum().backward()", "\nF.logsigmoid(x_)"
+        [-800.0], "y = torch.sigmoid(x.mul(1))\ny.log().sum().backward()", "\nF.logsigmoid(x_)"
     ),
     "of the turn before": loop(
         "last = None\nfor q in [x, x / 100]:\n    p = q.softmax(-1)\n"
@@ -357,7 +367,7 @@ ADVICE = {  # as above, where no line of the program is replaced
         "loss = (y.float() * 0 + x).sum()", NOT_IN_FLOAT32,
     ),
     "of a branch": loop(
-        "q = x * 1\nfor i in range(3):\n    q = q / 2\n    if i == 0:\n        p = q.softmax(-1)\n"
+        "q = x * 2\nfor i in range(3):\n    q = q / 2\n    if i == 0:\n        p = q.softmax(-1)\n"
         "    loss = loss - 2 * p.log()[1]"
     ),
     "changed in the branch of the later line": loop(

@@ -91,6 +91,33 @@ def test_the_value_is_no_number_at_a_pole_alone(known):
         assert known.pole(*operands) == (x == 0) == (not math.isfinite(value(known, *operands)))
 
 
+def test_a_power_has_no_pole_if_its_exponent_is_positive_and_whole():
+    x = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    exponents = [2.0, 1.0, 0.5, -1.0]
+    (x ** torch.tensor(exponents)).sum().backward()
+    found = [numerics_of("pow").divisor([None, exponent]) is None for exponent in exponents]
+    assert found == x.grad.isfinite().tolist() == [True, True, False, False]
+
+
+UNDIRECTED = {
+    "atan2": lambda x: torch.atan2(x[0], x[1]),
+    "cdist": lambda x: torch.cdist(x[None], torch.zeros(1, 3, dtype=x.dtype)),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, torch.ones_like(x), dim=0),
+    "normalize": lambda x: F.normalize(x, dim=0)[0],
+    "pdist": lambda x: F.pdist(torch.stack([x, torch.zeros_like(x)])),
+    "linalg_vector_norm": torch.linalg.vector_norm,
+    "norm": torch.norm,
+    "std": torch.std,
+}
+
+
+@having("no_direction")
+def test_the_slope_at_0_depends_on_the_direction(known):
+    function, step = UNDIRECTED[known.name], torch.tensor([0.3, 0.5, -0.2], dtype=torch.float64) * STEP
+    forward, back = (function(way * step) - function(0 * step) for way in (1, -1))
+    assert abs(float(forward + back)) > 0.1 * STEP or abs(float(forward)) > 0.1
+
+
 @having("inverse")
 def test_the_inverse_gives_the_argument(known):
     assert known.inverse(value(known, 0.3)) == pytest.approx(0.3)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...functions.numerics import numerics_of
+from ...functions.numerics import is_pointwise, numerics_of
 from ...ignoring.inside import Mode, is_sparse, tree_map_only
 from ..program.rerun import rerun
 from ..program.tensors import NeedsOthersError, numbers_of, tensors_in
@@ -170,19 +170,16 @@ def _entrywise(operands: Any, out: Tensor) -> bool:
     return shapes == out.shape
 
 
-_TOGETHER = ("softmax", "norm", "cum", "mm", "bmm", "mv", "dot", "conv", "attention", "sort", "linear", "fft", "linalg")
-
-
 def _born(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Computation:
     large = any(
         bool(((here.abs() > torch.finfo(here.dtype).max ** 0.5) & torch.isfinite(here)).any())
         for here in map(numbers_of, tensors_in(operands))
         if here is not None
     )
-    return _written(name, operands, out, entries, dtype)._replace(of_large=large)
+    return _written(name, operands, out, entries, dtype, large)
 
 
-def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Computation:
+def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype, large: bool) -> Computation:
     index = tuple(entries.nonzero()[0].tolist()) if entries.dim() else ()
     result = out[index].item()
     if name in SAID and not any(map(is_sparse, tensors_in(operands))):
@@ -190,9 +187,9 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
         if text:
             formula = re.split("[:,]", text)[0]  # what follows is a remark
             text = formula + _ends(result, dtype, True) + text[len(formula) :]
-            return Computation(name, (), text, result)
+            return Computation(name, (), text, result, large)
     known = numerics_of(name)
-    if _entrywise(operands, out) and (known.written or not any(part in name for part in _TOGETHER)):
+    if _entrywise(operands, out) and (known.written or known.elementwise or is_pointwise(name)):
         numbers = [each for each in operands if isinstance(each, (Tensor, float, int)) and not isinstance(each, bool)]
         values = tuple(
             each.broadcast_to(out.shape)[index].item() if isinstance(each, Tensor) else each for each in numbers
@@ -200,15 +197,16 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
         is_scaled = known.written_scaled and len(values) > known.written.count("{")
         pattern = known.written_scaled if is_scaled else known.written
         texts = [operand(value) for value in values]
-        if known.name == "pow" and texts[0].startswith("-"):
+        if pattern.startswith("{} **") and texts[0].startswith("-"):
             texts[0] = f"({texts[0]})"
         try:
             text = pattern.format(*texts) if pattern else f"{name.lstrip('_')}({', '.join(texts)})"
         except IndexError:
             text = f"{name}({', '.join(texts)})"
-        born = Computation(name, values, text, result)
+        born = Computation(name, values, text, result, large)
         return born._replace(text=text + ("" if is_nan(result) else _ends(result, dtype, not born.is_pole)))
-    return Computation(name, (), f"{name.lstrip('_')} of {_ranges(operands)}" + _ends(result, dtype, False), result)
+    text = f"{name.lstrip('_')} of {_ranges(operands)}" + _ends(result, dtype, False)
+    return Computation(name, (), text, result, large)
 
 
 def _ends(result: float, dtype: torch.dtype, too_large: bool) -> str:

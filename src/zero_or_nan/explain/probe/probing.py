@@ -41,9 +41,6 @@ FAILS_ON_ONE_ROW = (
 )
 TIME_IS_UP = "the search was stopped after {:g} seconds, and some inputs were not tried: pass a larger `seconds`"
 
-_OTHERS = {"norm", "linalg_vector_norm", "std", "var", "atan2", "normalize", "pdist", "cdist", "cosine_similarity"}
-"""Functions with an edge at equal or zero operands, which is no end of a domain."""
-
 _STEPS, _TRIES = 12, 48
 """How many steps go towards an edge, and how many tries are between the last case before it and the first beyond."""
 
@@ -309,13 +306,20 @@ def with_edges(calls: Calls) -> list[Call]:
 def has_edge(name: str) -> bool:
     """Whether a function is infinite or undefined somewhere, other than for operands that are too large."""
     known = numerics_of(name)
-    return known.pole is not None or known.domain != (-math.inf, math.inf) or known.name in _OTHERS
+    return known.pole is not None or known.is_limited or known.no_direction
 
 
 def _is_far(call: Call) -> bool:
     """Whether a number among the operands keeps a call from its edge: a whole exponent, or a divisor other than 0."""
-    number = in_order(call)[1] if call.name in ("pow", "div") and len(call.args) > 1 else None
-    return isinstance(number, (int, float)) and number != 0 and (call.name == "div" or number == int(number) > 0)
+    known = numerics_of(call.name)
+    return known.pole is not None and not known.is_limited and _divisor(call) is None
+
+
+def _divisor(call: Call) -> Tensor | None:
+    """The operand of a call that must not be 0."""
+    operands = in_order(call)
+    at = numerics_of(call.name).divisor([None if isinstance(each, Tensor) else each for each in operands])
+    return None if at is None else operands[at]
 
 
 def towards(
@@ -373,11 +377,12 @@ def _between(case: Case, other: Case, moved: Sequence[int], drawn: torch.Generat
 def _gaps(call: Call) -> Tensor | None:
     """How far the elements of an operand are from the edges of a function; None if the edges are no numbers."""
     known = numerics_of(call.name)
-    operand = next(iter(in_order(call)[known.name == "div" :]), None)
-    if not isinstance(operand, Tensor) or not operand.is_floating_point():
+    divisor = None if known.is_limited else _divisor(call)
+    operand = next(iter(call.tensors()), None) if divisor is None else divisor
+    if operand is None or not operand.is_floating_point():
         return None
-    if known.name in ("div", "pow"):
-        return operand.abs().flatten()
+    if divisor is not None:
+        return divisor.abs().flatten()
     low, high = known.domain
     gaps = [operand.flatten() - low] * (low != -math.inf) + [high - operand.flatten()] * (high != math.inf)
     return torch.cat(gaps) if gaps else None

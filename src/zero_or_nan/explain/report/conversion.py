@@ -16,6 +16,7 @@ from torch import Tensor
 from ...ignoring.inside import tree_map_only
 from ..births.call import Call
 from ..births.chain import Chain
+from ..program.code import Place
 from ..program.rerun import on_copies, rerun
 from ..program.tensors import NeedsOthersError
 
@@ -32,6 +33,7 @@ class Line(NamedTuple):
         is_from_here: whether the operands in the rest of the function are converted, too.
         goes_back: what gets the dtype back that it had: the result of the line, or of the function; empty for none.
         is_alone: whether the other calls of the line are left as they are.
+        skipped: the places of calls whose operands are left as they are, each with the name of its function.
     """
 
     first: Call
@@ -39,9 +41,12 @@ class Line(NamedTuple):
     is_from_here: bool = False
     goes_back: Literal["", "line", "function"] = ""
     is_alone: bool = False
+    skipped: frozenset[tuple[Place, str]] = frozenset()
 
     def has(self, call: Call) -> bool:
         """Whether the operands of a call are converted."""
+        if (call.place, call.name) in self.skipped:
+            return False
         if self.is_alone:
             return call.is_again(self.first)
         return self._is_later(call) if self.is_from_here else call.is_beside(self.first)

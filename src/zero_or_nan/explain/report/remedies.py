@@ -285,16 +285,6 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
 }
 """By kind and situation: the operator, or what `_situation` says. The empty one is for all others."""
 
-_SECTIONS = {
-    "std": _NO_SPREAD,
-    "var": _NO_SPREAD,
-    "softmax": _ROWS,
-    "cross_entropy": "undefined#cross-entropy-with-every-target-ignored",
-    "ctc_loss": "losses-and-geometry#ctc-a-target-that-does-not-fit",
-    "kl_div": "losses-and-geometry#kl-divergence-a-target-of-0",
-}
-"""The section about an undefined number of a function that has rewrites, if its numerics name none."""
-
 _ROUNDING = 1e-3
 """How far outside of the domain a number may be that should be at its end but was rounded, relative to the end."""
 
@@ -376,7 +366,7 @@ def remedy(
         operator = known.like or known.name
         situation = _situation(operator, operands)
         if situation == operator and operator in REWRITES:
-            section = points or _SECTIONS.get(operator) or REMEDIES[kind, ""].section
+            section = points or REMEDIES[kind, ""].section
             if refused:
                 lines = ["# what is often written here was tried on your numbers, and gives other ones:"]
                 return "\n".join([*lines, *(f"#   {code}" for code in refused)]), address_of(section)

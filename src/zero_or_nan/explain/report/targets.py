@@ -26,7 +26,7 @@ from ..births.chain import Chain
 from ..program.source import can_come_before, closed, expression_at, free_name, reads, with_each, without_index
 from ..program.tensors import are_finite
 from .exact import CLOSE, outcome, texts_of
-from .gaps import ordinary
+from .limits import ordinary
 from .trial import Advice
 
 _NOT_TRIED = Advice(situation="a target")

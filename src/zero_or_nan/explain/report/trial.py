@@ -29,7 +29,8 @@ from ..program.rerun import extra, without_side_effects
 from ..program.tensors import are_finite
 from .conversion import Calls
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, lost_on_the_way, measured, outcome
-from .gaps import evaluated, filled, guarded, have_limits, is_limit, kept_away, ordinary
+from .gaps import evaluated, filled, guarded, kept_away
+from .limits import have_limits, is_limit, ordinary
 from .masked import masked_before
 from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
@@ -139,6 +140,14 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls, is_derivative:
     found = [each for chain in near for each in tried(chain, chains, lost, is_derivative)]
     found.sort(key=lambda each: (bool(each.choice), each.replaces is None))
     best = next((each for each in found if not each.is_bound), None)
+
+    def wider() -> tuple[str, int, int | None] | None:
+        is_beyond = lost is not None and lost.is_beyond  # float64 loses the number, too
+        return None if is_beyond else widened(chains, _AFTER_WIDER, module, calls, lost)
+
+    if best is not None and best.replaces is None and not best.choice and (wide := wider()) is not None:
+        text, *at = wide
+        return Advice("\n".join([text, _or(best)]), *at, exact=exact, tried=(best,))
     if best is not None:
         if best.beyond and best.is_whole and lost is None:
             exact = f"and {best.beyond}: float64 rounds a number before it, too"
@@ -150,12 +159,11 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls, is_derivative:
         return Advice(*at_gap)
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
-    is_beyond = lost is not None and lost.is_beyond  # float64 loses the number, too
-    wider = None if is_beyond else widened(chains, _AFTER_WIDER, module, calls)
-    if wider is None and lost is not None and constant is not None:
-        wider = larger_constant(constant, lost, failed)
-    if wider is not None:
-        return Advice(*wider, exact, situation=situation)
+    wide = wider()
+    if wide is None and lost is not None and constant is not None:
+        wide = larger_constant(constant, lost, failed)
+    if wide is not None:
+        return Advice(*wide, exact, situation=situation)
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
     if bound:
         return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), exact=exact)
@@ -188,8 +196,9 @@ def _grown(chain: Chain) -> str:
 
 
 def _or(found: Tried) -> str:
-    """Another choice, as a comment."""
-    return "\n".join(f"# {line}" for line in (f"or: {found.choice} ({found.measured})", *found.line.splitlines()))
+    """Another way, as a comment."""
+    what = f"{found.choice} ({found.measured})" if found.choice else found.measured
+    return "\n".join(f"# {line}" for line in (f"or: {what}", *found.line.splitlines()))
 
 
 def _told(found: Tried) -> str:

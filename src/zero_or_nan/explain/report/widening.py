@@ -14,7 +14,7 @@ import ast
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
 
 import torch
@@ -24,6 +24,7 @@ from ...ignoring.inside import tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain, Run
+from ..program.code import Place
 from ..program.source import (
     can_come_before,
     closed,
@@ -39,10 +40,12 @@ from ..program.source import (
 from ..program.tensors import are_finite, each_in
 from .conversion import Calls, Line, calls_of
 from .exact import CLOSE, Lost, Outcome, exactly, exists, failed_at, measured, outcome, texts_of
-from .gaps import is_steady
+from .limits import is_steady
 
 
-def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) -> tuple[str, int, int | None] | None:
+def widened(
+    chains: Sequence[Chain], formula: int, module: str, calls: Calls, lost: Lost | None
+) -> tuple[str, int, int | None] | None:
     """A line, or a function from a line on, in a wider dtype, with what it gives.
 
     Returns:
@@ -54,6 +57,7 @@ def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) ->
         formula: the number of chains, from the end, that may be one formula.
         module: the path of the module that made this call; empty if it is not known.
         calls: all calls that are known, each with the identity of its result.
+        lost: the number on the way that was lost: the line that made it is tried, too.
     """
     failed = chains[-1].call
     has_half = any(tensor.dtype is torch.float16 for tensor in failed.tensors())
@@ -69,7 +73,8 @@ def widened(chains: Sequence[Chain], formula: int, module: str, calls: Calls) ->
     if failed.casts is not None:
         outside = [chain.without_autocast(failed) for chain in chains]
         ways.append(functools.partial(_in_float32, outside, module, at, (), f'"{failed.tensors()[0].device.type}"'))
-    ways += [functools.partial(wide, end, [failed]) for end in ends]
+    made = [] if lost is None or lost.key is None else [chains[-1].made[lost.key][1]]
+    ways += [functools.partial(wide, end, [failed, *made]) for end in ends]
     for way in ways:
         with contextlib.suppress(RuntimeError):  # the calls do not take these dtypes
             found = way()
@@ -108,12 +113,14 @@ def _in_a_wider_dtype(
         has_it = next(each for each in reversed(chains) if any(call.is_again(first) for call in each.calls()))
         known = calls if any(call.is_again(first) for _, call in calls) else calls_of(has_it)
         line = Line(first, wider)
+        from_here = line._replace(is_from_here=True)
+        from_here = from_here._replace(skipped=_without_names(from_here, (*map(calls_of, chains), known)))
         for way, write in (
             (line, _operands_converted),
-            (line._replace(is_from_here=True), _names_converted),
+            (from_here, _names_converted),
             (line._replace(goes_back="line"), _operands_converted),
             (line._replace(goes_back="function"), _operands_converted),
-            (line._replace(is_from_here=True, goes_back="function"), _names_converted),
+            (from_here._replace(goes_back="function"), _names_converted),
         ):
             written, until = write(chains, way, known), None
             if written and way.goes_back == "function":
@@ -167,6 +174,12 @@ def _converted(line: Line, calls: Calls) -> tuple[list[Call], list[tuple[str, Ca
     operands = sum(id(tensor) in wide for call in inside for tensor in call.tensors())
     read = [(text, call) for call in inside for thing, text in texts_of(call) if id(thing) in wide]
     return inside, read if len(read) == operands else None
+
+
+def _without_names(line: Line, every: Iterable[Calls]) -> frozenset[tuple[Place, str]]:
+    """The calls of a line that read an operand which is no view of a name: `1 - torch.eye(3)`."""
+    found = (call for calls in every for text, call in _converted(line, calls)[1] or () if not _VIEW.fullmatch(text))
+    return frozenset((call.place, call.name) for call in found)
 
 
 def _operands_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:

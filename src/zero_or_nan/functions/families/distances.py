@@ -35,8 +35,11 @@ function("EuclideanDist", fills=("MaskedFill(Div(EuclideanDist))",))
 
 aten = torch.ops.aten
 
-numerics("norm", grows=True, section="undefined", points="atlas#norms-and-distances")
-numerics("linalg_vector_norm", grows=True, points="atlas#norms-and-distances")
+_DISTANCES = "atlas#norms-and-distances"
+
+numerics("norm", grows=True, no_direction=True, section="undefined", points=_DISTANCES)
+numerics("linalg_vector_norm", grows=True, no_direction=True, points=_DISTANCES)
+numerics("cosine_similarity cdist pdist", no_direction=True)
 
 
 def _of_largest(node: Any) -> bool:

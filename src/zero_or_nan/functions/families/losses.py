@@ -53,10 +53,18 @@ function(
 function("CtcLoss MultiMarginLoss MultilabelMarginLoss", selects=True)
 function("BinaryCrossEntropyWithLogits MseLoss", safe_if=MODERATE)
 
-numerics("cross_entropy", ignores_infinity=True, needs_one=True, compares=True)
+numerics(
+    "cross_entropy",
+    ignores_infinity=True,
+    needs_one=True,
+    compares=True,
+    points="undefined#cross-entropy-with-every-target-ignored",
+)
 numerics("nll_loss", needs_one=True)
 numerics("mse_loss l1_loss smooth_l1_loss huber_loss gaussian_nll_loss poisson_nll_loss", compares=True)
-numerics("binary_cross_entropy binary_cross_entropy_with_logits kl_div", compares=True)
+numerics("binary_cross_entropy binary_cross_entropy_with_logits", compares=True)
+numerics("kl_div", compares=True, points="losses-and-geometry#kl-divergence-a-target-of-0")
+numerics("ctc_loss", points="losses-and-geometry#ctc-a-target-that-does-not-fit")
 
 for name in ("cross_entropy", "nll_loss"):
     rewrite(

@@ -39,7 +39,8 @@ function(
 )  # fmt: skip
 function("WeightNormInterface", safe_if=MODERATE, safe_if_saved={"result1": AWAY_FROM_ZERO})
 
-numerics("normalize rms_norm group_norm instance_norm batch_norm", like="layer_norm")
+numerics("normalize", like="layer_norm", no_direction=True)
+numerics("rms_norm group_norm instance_norm batch_norm", like="layer_norm")
 
 rewrite("normalize(x, dim=d)", "F.normalize(x, dim=d, eps=1e-3)", "a vector of 0 stays 0, with a slope of 1000")
 

@@ -142,6 +142,10 @@ def _is_zero(x: complex) -> bool:
     return x == 0
 
 
+def _is_positive_and_whole(x: complex) -> bool:
+    return isinstance(x, (int, float)) and x > 0 and x % 1 == 0
+
+
 # Numbers: sums and products are infinite only if they are too large. Logarithms, roots and quotients are infinite at 0.
 
 numerics(
@@ -180,7 +184,7 @@ numerics("abs=__abs__")
 numerics("square", grows=True, written="{0} × {0}")
 numerics(
     "pow=__pow__=__rpow__=__ipow__",
-    pole=lambda a, b: a == 0,
+    pole=lambda a, b: a == 0 and not _is_positive_and_whole(b),
     written="{} ** {}",
     section="undefined",
     points=_ROOTS,
@@ -214,7 +218,7 @@ numerics("acos=arccos", domain=(-1, 1), steep_at=(-1.0, 1.0), section="undefined
 numerics("asin=arcsin atanh=arctanh erfinv=special_erfinv", domain=(-1, 1), steep_at=(-1.0, 1.0), points=_ANGLES)
 numerics("acosh=arccosh", domain=(1, math.inf), steep_at=(1.0,), points=_ANGLES)
 numerics("xlogy=special_xlogy special_entr", points=_LOGARITHMS)
-numerics("atan2=arctan2", points=_ANGLES)
+numerics("atan2=arctan2", no_direction=True, points=_ANGLES)
 numerics("hypot", points="atlas#norms-and-distances")
 numerics("logit=special_logit", domain=(0, 1), steep_at=(0.0, 1.0), points=_LOGARITHMS)
 numerics("tanh", inverse=math.atanh)

@@ -41,6 +41,8 @@ function("Std StdMean", fills=("MaskedFill(Div(Mul(Std)))", "MaskedFill(Div(Mul(
 numerics("sum mean", grows=True)
 numerics("prod cumsum cumprod", grows=True)
 numerics("nansum nanmean", section="nansum-nanmean")
+numerics("std", no_direction=True, points="undefined#std-of-one-element")
+numerics("var", points="undefined#std-of-one-element")
 numerics("std_mean", like="std")
 numerics("var_mean", like="var")
 numerics("max min", of_equals={"0": "one", "1": "all"})

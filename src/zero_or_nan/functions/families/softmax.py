@@ -35,7 +35,7 @@ function("MaskedSoftmax", selects=True, safe_if=FINITE)
 # -inf is the way to leave an element out.
 _SHARES = "atlas#softmax-and-infinite-scores"
 
-numerics("softmax", ignores_infinity=True, section="attention")
+numerics("softmax", ignores_infinity=True, section="attention", points="attention#what-to-do")
 numerics("log_softmax", ignores_infinity=True, points=_SHARES)
 numerics("gumbel_softmax", ignores_infinity=True)
 numerics("logsumexp logaddexp", ignores_infinity=True, needs_one=True, points=_SHARES)
