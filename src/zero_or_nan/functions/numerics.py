@@ -99,10 +99,10 @@ class Numerics:
         >>> numerics_of("div").divisor([None, None]), numerics_of("div").divisor([None, 2.0])
         (1, None)
         """
+        numbers = [-1.0 if each is None else each for each in operands]
         for at, each in enumerate(operands):
-            if each is None and self.pole is not None:
-                if self.pole(*(0.0 if other == at else -1.0 if x is None else x for other, x in enumerate(operands))):
-                    return at
+            if each is None and self.pole is not None and self.pole(*numbers[:at], 0.0, *numbers[at + 1 :]):
+                return at
         return None
 
 
