@@ -102,8 +102,9 @@ WRITTEN = {
         "\nreturn q.double().softmax(-1)\n# or: value -159, gradient",
     ),
     "a line that reads no name stays as it is": (
-        [1.0, 0.9], "def f(q):\n    s = torch.exp(q * 100)\n    off = 1 - torch.eye(2)\n"
-        "    n = s.masked_fill(off == 0, 0).sum(-1)\n    p = torch.exp(q[0] * 100)\n    return torch.log(p / n[0])\nloss = f(x)",
+        [1.0, 0.9],
+        "def f(q):\n    s = torch.exp(q * 100)\n    off = 1 - torch.eye(2)\n    n = s.masked_fill(off == 0, 0).sum(-1)"
+        "\n    p = torch.exp(q[0] * 100)\n    return torch.log(p / n[0])\nloss = f(x)",
         "\nq = q.double()\ns = torch.exp(q * 100)", "torch.tensor([100.0, -100.0])",
     ),
     # A product refuses tensors of two dtypes.
