@@ -54,6 +54,7 @@ REFUSED = {
     "an unknown operator": lambda x: torch.lgamma(x),
     "a gradient that adds up elements": lambda x: x[torch.tensor([0, 0])].exp(),
     "a large tensor": lambda x: x.expand(2000).exp(),
+    "a complex number": lambda x: (1j * x).abs(),
 }
 
 

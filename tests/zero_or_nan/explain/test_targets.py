@@ -23,6 +23,10 @@ GAPS = {  # lines with a target y that has NaN, the line that is written, and th
         "loss = F.cross_entropy(q[known], y[known])",
         "-(y * F.logsigmoid(2 * p) + (1 - y) * F.logsigmoid(-2 * p)).mean()",
     ),
+    "a weight that has NaN": (
+        "loss = F.mse_loss(y * x, torch.ones(4))", "loss = F.mse_loss(y[known] * x[known], torch.ones(4)[known])",
+        "((y * p - 1) ** 2).mean()",
+    ),
     # The program drops the NaN after the comparison. The line that is written gives the gradient that `ignoring` gives.
     "selected in its line": (
         "loss = F.mse_loss(p, y.view(4), reduction='none')[~y.isnan()].sum() / len(y)",
@@ -60,7 +64,6 @@ NO_GAPS = {
     "d = p.view(2, 2) - y.view(2, 2)\nloss = d.abs().mean()\nlog = d.mean(0)": TARGET,
     "loss = sum(F.mse_loss(q, t) for q, t in [(p, y)])": TARGET,
     "loss = (\n    F.mse_loss(p, y)\n)": TARGET,
-    "loss = F.mse_loss(y * x, torch.ones(4))": DATA,
     "loss = F.mse_loss(torch.cumsum(y, 0) * x, y)": DATA,
     "y = y.nan_to_num(torch.inf)\nloss = F.mse_loss(p, y)": DATA,
     # The gradient of s is 0 × NaN, too, and to leave the gaps out is another mean.

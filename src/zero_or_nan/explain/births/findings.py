@@ -284,14 +284,24 @@ class History:
             latest[each.call.place[:2]] = each.result
         return chains
 
-    def comparison(self, birth: Birth) -> list[Chain]:
+    def is_from(self, birth: Birth) -> Callable[[Tensor], bool]:
+        """Whether a tensor has numbers that are not finite, which came with a birth."""
+
+        def is_bad(tensor: Tensor) -> bool:
+            provenance = self._provenances.of(tensor)
+            return provenance is not None and birth in provenance and bad_numbers_of(tensor) is not None
+
+        return is_bad
+
+    def comparison(self, birth: Birth, takes: Callable[[str], bool]) -> list[Chain]:
         """The call that compares a target with a prediction, and those that used its result, if the target has a birth.
 
-        The target is data: it has no gradient. The prediction is finite, has the same shape, and has a gradient.
+        The target is data: it has no gradient. The prediction is finite, has the same shape, and has a gradient. Only
+        calls count whose name a function `takes`.
         """
         for step in self._steps.values():
-            tensors = step.call.tensors() if numerics_of(step.call.name).compares else []
-            for target in tensors:
+            tensors = step.call.tensors() if takes(step.call.name) else []
+            for target in tensors if all(each.layout is torch.strided for each in tensors) else ():
                 provenance = None if target.requires_grad else self._provenances.of(target)
                 if provenance is None or birth not in provenance or not bool(target.isnan().any()):
                     continue

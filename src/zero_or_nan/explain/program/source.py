@@ -15,7 +15,7 @@ import linecache
 import re
 import sys
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -349,6 +349,27 @@ def can_come_before(place: Place) -> bool:
     return is_first and not line.lstrip().startswith("elif")
 
 
+def after_bindings(names: Collection[str], place: Place) -> ast.stmt | None:
+    """The first statement on the way to a call at which all of these variables have the values that they have there.
+
+    None if a line can't be written in front of it.
+    """
+    around, wanted = _around(place), set(names)
+    found: ast.stmt | None = None
+    for outer, (statement, block) in zip([None, *around], around, strict=False):
+        owner = None if outer is None else outer.statement
+        before = block[: block.index(statement)]
+        last = max((at for at, each in enumerate(before) if wanted & _bound(each)), default=-1)
+        if last >= 0:
+            found = block[last + 1] if isinstance(before[last], (ast.Assign, ast.AnnAssign)) else None
+        elif isinstance(owner, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found = block[0] if wanted & _bound_by(owner.args) else None
+        elif isinstance(owner, (ast.For, ast.AsyncFor)) and wanted & _bound_by(owner.target):
+            found = block[0]
+    line = "" if found is None else linecache.getline(place.filename, found.lineno)
+    return None if found is None or line.encode()[: found.col_offset].strip() else found
+
+
 def is_rebound(text: str, begin: Place, end: Place) -> bool:
     """Whether an expression may mean another tensor at a call than it meant at the last call before it from `begin`.
 
@@ -429,10 +450,14 @@ def _contains(node: ast.stmt, line: int, column: int | None) -> bool:
     return node.lineno <= line <= end[0] and (column is None or (node.lineno, node.col_offset) <= (line, column) < end)
 
 
+def _bound_by(node: ast.AST) -> set[str]:
+    return {name for each in ast.walk(node) for name in _binds(each)}
+
+
 def _bound(statement: ast.stmt) -> set[str]:
     """The names that a statement binds, or whose contents it changes."""
     parts = statement.items if isinstance(statement, _WITH) else [statement]
-    return {name for part in parts for node in ast.walk(part) for name in _binds(node)}
+    return set().union(*map(_bound_by, parts))
 
 
 def _binds(node: ast.AST) -> set[str]:

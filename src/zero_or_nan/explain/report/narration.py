@@ -18,15 +18,18 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from ...functions.numerics import is_pointwise
 from ..births.diagnosis import Diagnosis, Verdict
 from ..births.findings import History
 from ..births.provenance import Birth, Kind
 from ..program.code import Place, is_module, of_variables
+from ..program.rerun import extra
 from ..program.tensors import in_several_processes
 from .by_ignoring import BY_TRANSFORM, in_line
 from .remedies import DIVERGENCE, MOVE, OUTSIDE, REMEDIES, address_of, remedy
 from .report import Measured, Origin, Remedy, Report
-from .targets import without_gaps
+from .rows import without_rows
+from .targets import compares, without_gaps
 from .trial import NOTHING_TRIED, Advice, advice_at_gap, advice_on, tried_on
 
 NOT_TOLD_APART = (
@@ -166,6 +169,12 @@ class Narration:
                 known.origin.times += 1
                 known.last = birth.number
 
+    def _without_rows(self, birth: Birth, names: Names) -> Advice:
+        """What to write to leave out the rows that a birth came in with."""
+        calls = self._history.calls()
+        with extra():
+            return without_rows(self._history.is_from(birth), names.frame, calls, birth.place.filename)
+
     def name_cause(self, cause: str) -> None:
         """Say what led to the origins; the cause is empty if the steps before show nothing.
 
@@ -223,7 +232,12 @@ class Narration:
             advice = NOTHING_TRIED
         elif verdict.kind in ("bad input", "contaminated"):
             advise = functools.partial(without_gaps, is_dropped=verdict.kind == "contaminated")
-            advice = tried_on(self._history.comparison(birth), advise)
+            advice = tried_on(self._history.comparison(birth, compares), advise)
+            if advice is NOTHING_TRIED and verdict.kind == "bad input":  # a weight, or the error of a measurement
+                advice = tried_on(self._history.comparison(birth, is_pointwise), advise)
+            if not advice.remedy and verdict.kind == "bad input" and not role:
+                found = self._without_rows(birth, names)
+                advice = found._replace(situation=advice.situation) if found.remedy else advice
             if not advice.remedy and verdict.kind == "contaminated" and verdict.fixed:
                 advice = tried_on(self._history.chains(birth), advice_at_gap)
         else:

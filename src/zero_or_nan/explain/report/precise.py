@@ -113,7 +113,8 @@ class Precise(Mode):
             return result
         if max(tensor.numel() for tensor in tensors_in((args, kwargs))) > MOST_ELEMENTS:
             raise TooHardError(f"a tensor has more than {MOST_ELEMENTS} elements")
-        if any(tensor.is_complex() for tensor in tensors_in((args, kwargs))):
+        is_complex = any(tensor.is_complex() for tensor in tensors_in((args, kwargs)))
+        if is_complex or any(each_in((args, kwargs), complex)):
             raise TooHardError("complex numbers")
         with self._mp.workprec(BITS):
             if name in self._by_element and not kwargs.keys() - {"alpha"}:

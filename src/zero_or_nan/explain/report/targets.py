@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...functions.numerics import numerics_of
 from ...ignoring.inside import tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
@@ -27,9 +28,14 @@ from ..program.source import can_come_before, closed, expression_at, free_name, 
 from ..program.tensors import are_finite
 from .exact import CLOSE, outcome, texts_of
 from .limits import ordinary
-from .trial import Advice
+from .trial import NOTHING_TRIED, Advice
 
 _NOT_TRIED = Advice(situation="a target")
+
+
+def compares(name: str) -> bool:
+    """Whether a function compares a prediction with a target."""
+    return numerics_of(name).compares
 
 
 def without_gaps(chains: Sequence[Chain], is_dropped: bool = False) -> Advice:
@@ -43,7 +49,8 @@ def without_gaps(chains: Sequence[Chain], is_dropped: bool = False) -> Advice:
     beside = [chain for chain in numbers[::-1] if chain.call.is_beside(chains[0].call)]
     ends = [*beside, *(numbers[::-1] if is_dropped else numbers)]
     found = (advice for end in ends for advice in _advice(end, chains, is_dropped))
-    return next((advice for advice in found if advice.remedy), _NOT_TRIED)  # a sum may have other gaps, too
+    nothing = _NOT_TRIED if compares(chains[0].call.name) else NOTHING_TRIED
+    return next((advice for advice in found if advice.remedy), nothing)  # a sum may have other gaps, too
 
 
 def _advice(end: Chain, chains: Sequence[Chain], is_dropped: bool) -> Iterator[Advice]:
