@@ -16,6 +16,10 @@ const RAISED = /\n[ \t]+raise ([\w.]+)\([rf]*["'](.*)(?:\n[ \t]+[\^~]+)?\s*$/;
 // Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause.
 const PAIR = /(?<![\w.])[a-z_][\w/.]*['"]?(?: *[:=|] *| +)-?(?=[\d.]*[1-9])\d+\.\d[\w.+-]*(?: \([\d.]+\))?/gi;
 const PAIRS = 4;
+// Names whose number is not finite. If a text has several, each of them may only follow from another, so none is a cause.
+const BAD = /(?<![\w.])(?!loss\b|grad_?norm\b)([a-z_][\w/.]*)['"]? *[:=|] *(?:tensor\()?(?:nan|inf)\b(?: \([\w.]+\))?/gi;
+const NAMES = 3;
+const TENFOLD = 10;
 const TABLE = /^\W*\|.*\|\s*$/;
 const CANDIDATES = 3;
 
@@ -28,7 +32,8 @@ function plain(text) {
 /** What may say a cause: without names of files, outdated names, and what a log says of finite numbers. */
 function causes(text) {
   const logged = (line) => TABLE.test(line) || line.match(PAIR)?.length >= PAIRS;
-  const lines = text.replace(PATHS, "").replace(OUTDATED, "").split("\n");
+  const names = new Set(text.match(BAD));
+  const lines = (names.size < NAMES ? text : text.replace(BAD, "")).replace(PATHS, "").replace(OUTDATED, "").split("\n");
   return lines.map((line) => (logged(line) ? line.replace(PAIR, "") : line)).join("\n");
 }
 
@@ -40,13 +45,25 @@ function linked(text, pages) {
   return links.map(([, name, anchor = ""]) => ({ ...pages[name], address: pages[name].address + anchor }));
 }
 
+/** Whether a number that a log has under one name grew tenfold before it was not finite. */
+function grew(text, name) {
+  const runs = new Map();
+  const logged = new RegExp(`(?<![\\w.])(${name})['"]? *[:=|]? *(?:tensor\\()?(nan|inf|\\d[\\d.]*(?:e[+-]\\d+)?)`, "gi");
+  for (const [, key, number] of text.matchAll(logged)) runs.set(key, [...(runs.get(key) ?? []), parseFloat(number)]);
+  return [...runs.values()].some((run) => {
+    const finite = run.slice(0, Math.max(0, run.findIndex(Number.isNaN)));
+    return finite.length > 1 && finite.at(-1) >= TENFOLD * Math.min(...finite);
+  });
+}
+
 /** The rules that fit a text, in their order, each with its pages. A node in an address is the node in the text. */
 function fitting({ symptom, rules, pages }, text, said) {
   const about = new RegExp(symptom, "i").test(text);
   const code = causes(text);
   return rules.flatMap((rule) => {
     const hint = rule.kind === "hint";
-    const fits = (!hint || about) && new RegExp(rule.pattern, "i").exec(hint ? code : said);
+    const found = () => new RegExp(rule.pattern, "i").exec(hint ? code : said);
+    const fits = (!hint || about) && (rule.kind === "grows" ? grew(said, rule.pattern) : found());
     const named = (field) => field.replace("{node}", fits.groups?.node);
     const made = ({ address, heading, ...page }) => ({ ...page, address: named(address), heading: named(heading) });
     return fits ? [{ ...rule, pages: rule.pages.map((name) => made(pages[name])) }] : [];
