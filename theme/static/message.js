@@ -16,10 +16,12 @@ const RAISED = /\n[ \t]+raise ([\w.]+)\([rf]*["'](.*)(?:\n[ \t]+[\^~]+)?\s*$/;
 // Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause.
 const PAIR = /(?<![\w.])[a-z_][\w/.]*['"]?(?: *[:=|] *| +)-?(?=[\d.]*[1-9])\d+\.\d[\w.+-]*(?: \([\d.]+\))?/gi;
 const PAIRS = 4;
-// Names whose number is not finite. If a text has several, each of them may only follow from another, so none is a cause.
+// Names with a number that is not finite, except the two that every log has. If a text has many, each may follow from
+// another, and no name is the cause.
 const BAD = /(?<![\w.])(?!loss\b|grad_?norm\b)([a-z_][\w/.]*)['"]? *[:=|] *(?:tensor\()?(?:nan|inf)\b(?: \([\w.]+\))?/gi;
 const NAMES = 3;
-const TENFOLD = 10;
+// A number of a log grew if the last one before a NaN or an infinity is so many times the median.
+const GROWTH = 10;
 const TABLE = /^\W*\|.*\|\s*$/;
 const CANDIDATES = 3;
 
@@ -31,10 +33,25 @@ function plain(text) {
 
 /** What may say a cause: without names of files, outdated names, and what a log says of finite numbers. */
 function causes(text) {
+  const names = new Set([...text.matchAll(BAD)].map(([, name]) => name));
+  const code = (names.size < NAMES ? text : text.replace(BAD, "")).replace(PATHS, "").replace(OUTDATED, "");
   const logged = (line) => TABLE.test(line) || line.match(PAIR)?.length >= PAIRS;
-  const names = new Set(text.match(BAD));
-  const lines = (names.size < NAMES ? text : text.replace(BAD, "")).replace(PATHS, "").replace(OUTDATED, "").split("\n");
-  return lines.map((line) => (logged(line) ? line.replace(PAIR, "") : line)).join("\n");
+  return code.replace(/^.*$/gm, (line) => (logged(line) ? line.replace(PAIR, "") : line));
+}
+
+/** Whether a number that a log has under one name grew before it was NaN or infinite. */
+function grew(text, name) {
+  const runs = new Map();
+  const number = String.raw`['"]? *[:=|]? *(?:tensor\()?(nan|inf|\d[\d.]*(?:e[+-]\d+)?)`;
+  for (const [, key, value] of text.matchAll(new RegExp(String.raw`(?<![\w.])(${name})${number}`, "gi"))) {
+    if (!runs.has(key)) runs.set(key, []);
+    runs.get(key).push(parseFloat(value));
+  }
+  return [...runs.values()].some((run) => {
+    const finite = run.slice(0, Math.max(0, run.findIndex(Number.isNaN)));
+    const median = finite.toSorted((a, b) => a - b)[(finite.length - 1) >> 1];
+    return finite.length > 1 && finite.at(-1) > GROWTH * median;
+  });
 }
 
 const path = ({ address }) => address.split("#")[0];
@@ -43,17 +60,6 @@ const path = ({ address }) => address.split("#")[0];
 function linked(text, pages) {
   const links = [...text.matchAll(/\/chapters\/([\w-]+)\.html(#[\w-]+)?/g)].filter(([, name]) => name in pages);
   return links.map(([, name, anchor = ""]) => ({ ...pages[name], address: pages[name].address + anchor }));
-}
-
-/** Whether a number that a log has under one name grew tenfold before it was not finite. */
-function grew(text, name) {
-  const runs = new Map();
-  const logged = new RegExp(`(?<![\\w.])(${name})['"]? *[:=|]? *(?:tensor\\()?(nan|inf|\\d[\\d.]*(?:e[+-]\\d+)?)`, "gi");
-  for (const [, key, number] of text.matchAll(logged)) runs.set(key, [...(runs.get(key) ?? []), parseFloat(number)]);
-  return [...runs.values()].some((run) => {
-    const finite = run.slice(0, Math.max(0, run.findIndex(Number.isNaN)));
-    return finite.length > 1 && finite.at(-1) >= TENFOLD * Math.min(...finite);
-  });
 }
 
 /** The rules that fit a text, in their order, each with its pages. A node in an address is the node in the text. */
