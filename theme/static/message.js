@@ -18,7 +18,7 @@ const PAIR = /(?<![\w.])[a-z_][\w/.]*['"]?(?: *[:=|] *| +)-?(?=[\d.]*[1-9])\d+\.
 const PAIRS = 4;
 // Names with a number that is not finite, except the two that every log has. If a text has many, each may follow from
 // another, and no name is the cause.
-const BAD = /(?<![\w.])(?!loss\b|grad_?norm\b)([a-z_][\w/.]*)['"]? *[:=|] *(?:tensor\()?(?:nan|inf)\b(?: \([\w.]+\))?/gi;
+const BAD = /(?<![\w.])(?!loss\b|grad_?norm\b)([a-z_][\w/.]*)['"]? *[:=|] *(?:tensor\()?(?:nan|inf)\b(?: \(\w+\))?/gi;
 const NAMES = 3;
 // A number of a log grew if the last one before a NaN or an infinity is so many times the median.
 const GROWTH = 10;
