@@ -65,7 +65,7 @@ def names(found):
 # were taken one after the other during these repairs gave 55 %, 64 % and 75 % for the first page and 70 %, 82 % and
 # 92 % for one of three, in all 92 texts. In the last round, they gave 91 %, 69 %, 84 % and 78 %, and 93 %, 81 %, 92 %
 # and 98 %, in all 202 texts. The person who chose their pages knew the list.
-@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.97, 0.98), ("held", 0.95, 0.98)])
+@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.98, 0.99), ("held", 0.95, 0.98)])
 def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
     texts = [entry for entry in CORPUS if entry["half"] == half]
     right, among = [], []
@@ -138,14 +138,20 @@ FIRST = [
     ("nan gradients with flash attention, none with the math kernel", "only-on-a-gpu"),
     ("a forward hook on each attention block, to find the nan", "which-tool-finds-my-nan"),
     ("which layer of my transformer makes the nan?", "find-it-in-your-model"),
-    ("tracking the nan, I found that it originates in adv.std()", "undefined"),
+    ("tracking the nan, I found that it originates in `adv.std()`.", "undefined"),
     ("the loss fell, then it was nan, and so is model.attention", "find-it-in-your-model"),
     ("on the CPU of my laptop, as it has no cuda\nwith mps the loss is nan", "only-on-a-gpu"),
     ("nan loss, with this and with other methods", "find-it-in-your-model"),
     ("torch.masked_select(x, keep).log() is nan", "atlas"),
     ("assert net.scale.grad is not None", "not-your-case"),
     ("the gradients of all weights (w.grad, b.grad), after backward, are *None*", "not-your-case"),
-    ("is topk differentiable? The gradient does not flow", "not-your-case"),
+    ("is topk differentiable? I need its gradient", "not-your-case"),
+    ("the gradient does not flow to the router", "not-your-case"),
+    ("skip_nan_grad=True, and then the wer is 1", "every-remedy"),
+    ("ppo logs nan, is it rational?", "find-it-in-your-model"),
+    ("the JS divergence is nan", "find-it-in-your-model"),
+    ("--zero-infinity, and the wer is 100 %", None),
+    ("the accuracy differs in spite of manual_seed", None),
     ("compiled, the layer norm gives nan, while it is finite in eager", "find-it-in-your-model"),
     ("torch.exp(logvar) with a variance: nan", "find-it-in-your-model"),
     ("多卡训练 loss nan", "one-poisoned-rank"),
