@@ -156,6 +156,7 @@ FIRST = [
     ("torch.exp(logvar) with a variance: nan", "find-it-in-your-model"),
     ("多卡训练 loss nan", "one-poisoned-rank"),
     ("training hangs in backward, at all_reduce", None),
+    ("how does gradient accumulation work with DDP?", None),
     ("the sum of the mask is 0, and the bce is nan", "undefined"),
     ("q = a / b\nq[1].backward()  # a.grad is nan", "division-under-a-mask"),
     ("loss nan with 4 gpus", "one-poisoned-rank"),
