@@ -63,8 +63,8 @@ def names(found):
 # the 60 texts after them 80 % and 93 %, and no wrong page opened. After each run, the mistakes were repaired, and the
 # texts were rewritten and added to "work". For a new text, expect less than the numbers of this test: samples that
 # were taken one after the other during these repairs gave 55 %, 64 % and 75 % for the first page and 70 %, 82 % and
-# 92 % for one of three, in all 92 texts. In the last round, they gave 91 %, 69 %, 84 % and 78 %, and 93 %, 81 %, 92 %
-# and 98 %, in all 202 texts. The person who chose their pages knew the list.
+# 92 % for one of three, in all 92 texts. In the last round, they gave 91 %, 69 %, 84 %, 78 % and 89 %, and 93 %, 81 %,
+# 92 %, 98 % and 94 %, in all 220 texts. The person who chose their pages knew the list.
 @pytest.mark.parametrize(("half", "first", "three"), [("work", 0.98, 0.99), ("held", 0.95, 0.98)])
 def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
     texts = [entry for entry in CORPUS if entry["half"] == half]
@@ -147,6 +147,8 @@ FIRST = [
     ("the gradients of all weights (w.grad, b.grad), after backward, are *None*", "not-your-case"),
     ("is topk differentiable? I need its gradient", "not-your-case"),
     ("the gradient does not flow to the router", "not-your-case"),
+    ("tanh has no NaN, but ReLU has", "find-it-in-your-model"),
+    ("RuntimeError: Loss was NaN for 3 times in a row.", "find-it-in-your-model"),
     ("skip_nan_grad=True, and then the wer is 1", "every-remedy"),
     ("ppo logs nan, is it rational?", "find-it-in-your-model"),
     ("the JS divergence is nan", "find-it-in-your-model"),
