@@ -60,11 +60,12 @@ def names(found):
 # of three for 92 %, and no wrong page opened. Later it was run on 40 new texts, mostly logs and questions: 65 % and
 # 75 %, and no wrong page opened. Its mistakes were then repaired, and the texts added to "work". Another 40 new texts
 # then gave 65 % and 92 %, and again no wrong page opened. Another 60 new texts gave 77 % and 85 % at the first run, and
-# no wrong page opened. Their mistakes were then repaired, and the texts were rewritten and added to "work". For a new
-# text, expect less than the numbers of this test: three samples that were taken one after the other during these
-# repairs, with 92 texts in all, gave 55 %, 64 % and 75 % for the first page, and 70 %, 82 % and 92 % for one of three.
-# The person who chose their pages knew the list.
-@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.97, 0.98), ("held", 0.95, 0.98)])
+# the 60 texts after them 80 % and 93 %, and no wrong page opened. After each run, the mistakes were repaired, and the
+# texts were rewritten and added to "work". For a new text, expect less than the numbers of this test: samples that
+# were taken one after the other during these repairs gave 55 %, 64 % and 75 % for the first page and 70 %, 82 % and
+# 92 % for one of three, in all 92 texts. In the last round, they gave 91 %, 69 %, 84 %, 78 % and 89 %, and 93 %, 81 %,
+# 92 %, 98 % and 94 %, in all 220 texts. The person who chose their pages knew the list.
+@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.98, 0.99), ("held", 0.95, 0.98)])
 def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
     texts = [entry for entry in CORPUS if entry["half"] == half]
     right, among = [], []
@@ -115,6 +116,19 @@ FIRST = [
     ("is it normal that grad_norm is inf?\nis grad_norm = nan normal?", "mixed-precision"),
     ("loss=0.69 grad_norm=0.0", "not-your-case"),
     ("| ep_rew_mean | nan |\n| value_loss | 12.4 |", None),
+    # A loss that grew diverged. One that only varied did not, and one that is finite again lost no weights.
+    ("train loss: 2.1\nval loss: 40.2\ntrain loss: 31.5\ntrain loss: nan", "divergence"),
+    ("loss: 0.8\nloss: 0.05\nloss: 0.6\nloss: nan", "find-it-in-your-model"),
+    ("train loss: 0.8\nval loss: 41.3\ntrain loss: nan\nval loss: nan", "find-it-in-your-model"),
+    ("{'loss': nan, 'lr': 1e-05}\n{'loss': 0.41, 'lr': 1e-05}", "find-it-in-your-model"),
+    ("{'loss': nan, 'lr': 1e-05}\n{'loss': 0.0, 'lr': 1e-05}", "loss-0-grad-norm-nan"),
+    ("grad_norm: 90412.5 loss: 84.1\ngrad_norm: nan loss: nan", "divergence"),
+    ("loss: nan, iou_loss: nan, focal: nan, cls: nan", "find-it-in-your-model"),
+    ("step=10, skipped=7, lr=[0.001]", "mixed-precision"),
+    ("{'loss': 0.0, 'grad_norm': 0.07, 'lr': 1e-05}", None),
+    ("lr is always 0: {'loss': 1.9, 'grad_norm': 3.1, 'learning_rate': 0.0}", None),
+    ("grad_norm is nan and the kl is nan. Is that normal?", "loss-0-grad-norm-nan"),
+    ("found inf or nan values in gradients! Setting gradients to zero.", "every-remedy"),
     # What was found out already decides before the names of functions.
     ("I get None for the gradient of attention.weight", "not-your-case"),
     ("the gradients of my softmax mask are all 0.0", "not-your-case"),
@@ -124,6 +138,27 @@ FIRST = [
     ("nan gradients with flash attention, none with the math kernel", "only-on-a-gpu"),
     ("a forward hook on each attention block, to find the nan", "which-tool-finds-my-nan"),
     ("which layer of my transformer makes the nan?", "find-it-in-your-model"),
+    ("tracking the nan, I found that it originates in `adv.std()`.", "undefined"),
+    ("the loss fell, then it was nan, and so is model.attention", "find-it-in-your-model"),
+    ("on the CPU of my laptop, as it has no cuda\nwith mps the loss is nan", "only-on-a-gpu"),
+    ("nan loss, with this and with other methods", "find-it-in-your-model"),
+    ("torch.masked_select(x, keep).log() is nan", "atlas"),
+    ("assert net.scale.grad is not None", "not-your-case"),
+    ("the gradients of all weights (w.grad, b.grad), after backward, are *None*", "not-your-case"),
+    ("is topk differentiable? I need its gradient", "not-your-case"),
+    ("the gradient does not flow to the router", "not-your-case"),
+    ("tanh has no NaN, but ReLU has", "find-it-in-your-model"),
+    ("RuntimeError: Loss was NaN for 3 times in a row.", "find-it-in-your-model"),
+    ("skip_nan_grad=True, and then the wer is 1", "every-remedy"),
+    ("ppo logs nan, is it rational?", "find-it-in-your-model"),
+    ("the JS divergence is nan", "find-it-in-your-model"),
+    ("--zero-infinity, and the wer is 100 %", None),
+    ("the accuracy differs in spite of manual_seed", None),
+    ("compiled, the layer norm gives nan, while it is finite in eager", "find-it-in-your-model"),
+    ("torch.exp(logvar) with a variance: nan", "find-it-in-your-model"),
+    ("多卡训练 loss nan", "one-poisoned-rank"),
+    ("training hangs in backward, at all_reduce", None),
+    ("how does gradient accumulation work with DDP?", None),
     ("the sum of the mask is 0, and the bce is nan", "undefined"),
     ("q = a / b\nq[1].backward()  # a.grad is nan", "division-under-a-mask"),
     ("loss nan with 4 gpus", "one-poisoned-rank"),

@@ -16,6 +16,12 @@ const RAISED = /\n[ \t]+raise ([\w.]+)\([rf]*["'](.*)(?:\n[ \t]+[\^~]+)?\s*$/;
 // Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause.
 const PAIR = /(?<![\w.])[a-z_][\w/.]*['"]?(?: *[:=|] *| +)-?(?=[\d.]*[1-9])\d+\.\d[\w.+-]*(?: \([\d.]+\))?/gi;
 const PAIRS = 4;
+// Names with a number that is not finite, except the two that every log has. If a text has many, each may follow from
+// another, and no name is the cause.
+const BAD = /(?<![\w.])(?!loss\b|grad_?norm\b)([a-z_][\w/.]*)['"]? *[:=|] *(?:tensor\()?(?:nan|inf)\b(?: \(\w+\))?/gi;
+const NAMES = 3;
+// A number of a log grew if the last one before a NaN or an infinity is so many times the median.
+const GROWTH = 10;
 const TABLE = /^\W*\|.*\|\s*$/;
 const CANDIDATES = 3;
 
@@ -27,9 +33,25 @@ function plain(text) {
 
 /** What may say a cause: without names of files, outdated names, and what a log says of finite numbers. */
 function causes(text) {
+  const names = new Set([...text.matchAll(BAD)].map(([, name]) => name));
+  const code = (names.size < NAMES ? text : text.replace(BAD, "")).replace(PATHS, "").replace(OUTDATED, "");
   const logged = (line) => TABLE.test(line) || line.match(PAIR)?.length >= PAIRS;
-  const lines = text.replace(PATHS, "").replace(OUTDATED, "").split("\n");
-  return lines.map((line) => (logged(line) ? line.replace(PAIR, "") : line)).join("\n");
+  return code.replace(/^.*$/gm, (line) => (logged(line) ? line.replace(PAIR, "") : line));
+}
+
+/** Whether a number that a log has under one name grew before it was NaN or infinite. */
+function grew(text, name) {
+  const runs = new Map();
+  const number = String.raw`['"]? *[:=|]? *(?:tensor\()?(nan|inf|\d[\d.]*(?:e[+-]\d+)?)`;
+  for (const [, key, value] of text.matchAll(new RegExp(String.raw`(?<![\w.])(${name})${number}`, "gi"))) {
+    if (!runs.has(key)) runs.set(key, []);
+    runs.get(key).push(parseFloat(value));
+  }
+  return [...runs.values()].some((run) => {
+    const finite = run.slice(0, Math.max(0, run.findIndex(Number.isNaN)));
+    const median = finite.toSorted((a, b) => a - b)[(finite.length - 1) >> 1];
+    return finite.length > 1 && finite.at(-1) > GROWTH * median;
+  });
 }
 
 const path = ({ address }) => address.split("#")[0];
@@ -46,7 +68,8 @@ function fitting({ symptom, rules, pages }, text, said) {
   const code = causes(text);
   return rules.flatMap((rule) => {
     const hint = rule.kind === "hint";
-    const fits = (!hint || about) && new RegExp(rule.pattern, "i").exec(hint ? code : said);
+    const found = () => new RegExp(rule.pattern, "i").exec(hint ? code : said);
+    const fits = (!hint || about) && (rule.kind === "grows" ? grew(said, rule.pattern) : found());
     const named = (field) => field.replace("{node}", fits.groups?.node);
     const made = ({ address, heading, ...page }) => ({ ...page, address: named(address), heading: named(heading) });
     return fits ? [{ ...rule, pages: rule.pages.map((name) => made(pages[name])) }] : [];

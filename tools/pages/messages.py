@@ -11,7 +11,7 @@ from typing import Any
 from ..project import Problem, Project
 
 MESSAGES = Path("chapters") / "messages.toml"
-KINDS = ("message", "node", "hint", "other")
+KINDS = ("message", "node", "grows", "hint", "other")
 _NODE = r"(?:Function '?(?=\w+'? returned nan)|Error detected in )"
 """What comes before a node's name in a message of anomaly mode."""
 

@@ -32,6 +32,9 @@ pages = ["two#node-{node}"]
 [[rule]]
 hint = ['exp\(', 'log\(']
 pages = ["two"]
+[[rule]]
+grows = 'loss'
+pages = ["two"]
 """
 
 
@@ -52,10 +55,11 @@ def test_the_browser_gets_addresses_headings_and_one_expression_for_each_rule(li
     found = listed(LIST)
     assert list(found["pages"]["two#why"].values()) == ["chapters/two.html#why", "Two", "Why", "If you ask why."]
     assert found["pages"]["two#node-{node}"]["heading"] == "{node}"
-    exact, node, any_node, hint = found["rules"]
+    exact, node, any_node, hint, grows = found["rules"]
     assert found["symptom"] == "nan|inf"
     assert exact == {"kind": "message", "pattern": "one cause", "opens": True, "pages": ["two#why"]}
     assert "(?:Exp)Backward" in node["pattern"] and "(?<node>(?:ExpBackward0|LogBackward0)" in any_node["pattern"]
+    assert (grows["kind"], grows["pattern"]) == ("grows", "loss")
     assert hint == {"kind": "hint", "pattern": r"exp\(|log\(", "opens": False, "pages": ["two"]}
 
 
