@@ -33,12 +33,14 @@ MOST_ORIGINS = 5
 
 ANSWERS = {
     "works": "the remedy, pasted, gives the right numbers",
-    "works by a choice": "the remedy, pasted, gives finite numbers, where somebody has to choose",
+    "works by a choice": "the remedy, pasted, gives finite numbers, and you have to choose the value",
     "advice": "there is advice, but no line to paste",
     "wrong": "the remedy, pasted, gives wrong numbers",
     "not enough": "the numbers are still not finite",
     "nothing": "no origin is found",
 }
+PASTED = ("works", "works by a choice", "wrong", "not enough")
+"""The answers that have a remedy to paste: first those with one that repairs the program."""
 
 
 @dataclass(frozen=True)
@@ -144,4 +146,7 @@ def shown(content: dict[str, Any]) -> str:
     texts |= ANSWERS | {"false alarms": "false alarms on healthy programs"}
     body = [[text, *(str(half[word]) for half in halves)] for word, text in texts.items()]
     caption = f"What <code>explain</code> says of programs from public reports (torch {content['torch']})"
-    return prose(show.table(caption, ["answer", "used for work", "held back"], body, stack=True))
+    table = show.table(caption, ["answer", "used for work", "held back"], body, stack=True)
+    pasted, wrong = (sum(halves[1][word] for word in words) for words in (PASTED, PASTED[2:]))
+    said = f"<p>Of {pasted} remedies for the programs held back, {wrong} do not repair the program.</p>"
+    return prose(table, said)
