@@ -102,6 +102,11 @@ def test_what_crashes_is_not_found_and_the_held_answers_stay_as_they_were(tool, 
     assert "held back" in tool.shown(kept)
 
 
+def test_why_a_bug_is_missed_and_a_healthy_loss_is_blamed_is_known_of_each():
+    said = probe.shown(json.loads((ROOT / "results" / "measured" / "probe.json").read_text()))
+    assert "not examined" not in said and "Bugs that are not found" in said
+
+
 @pytest.mark.parametrize("name", ["soft_margin_loss(x, sign)", "mse_loss(x, y)"])
 def test_a_loss_of_pytorchs(name):
     found = probe.answer_of_torch(name)["findings"]
