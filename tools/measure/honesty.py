@@ -292,16 +292,15 @@ def measure_all(chosen: list[Any]) -> list[Tally]:
 
 def shown(content: dict[str, Any]) -> str:
     """A table of the operators with findings, with the totals of all operators in the foot."""
-    columns = ("undefined", "hidden", "other_bits", "exceptions", "failed")
     total = content["totals"]
-    found = [row for row in content["rows"] if any(row[column] for column in columns[1:])]
-    finite = sum(row["hidden"] > 0 for row in content["rows"])
+    found = content["rows"]
     caption = (
-        f"{total['hidden']} of {total['undefined']:,} undefined elements came out finite, in {finite} operators; "
+        f"{total['hidden']} used elements came out finite, in {sum(row['hidden'] > 0 for row in found)} operators; "
         f"{total['cases']:,} gradients of {content['operators']} operators were tested; "
         f"torch {html.escape(content['torch'])}"
     )
-    head = ["operator", "undefined", "came out finite", *(column.replace("_", " ") for column in columns[2:])]
-    rows = [[f"<code>{html.escape(row['operator'])}</code>", *(str(row[c]) for c in columns)] for row in found]
-    foot = ["all operators", *(str(total[column]) for column in columns)]
-    return prose(show.table(caption, head, rows, foot))
+    columns = {"undefined": "undefined elements", "hidden": "came out finite"}
+    columns |= {what: what.replace("_", " ") for what in VIOLATIONS[1:] if total[what]}
+    rows = [[f"<code>{html.escape(row['operator'])}</code>", *(f"{row[c]:,}" for c in columns)] for row in found]
+    foot = ["all operators", *(f"{total[column]:,}" for column in columns)]
+    return prose(show.table(caption, ["operator", *columns.values()], rows, foot))
