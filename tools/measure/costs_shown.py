@@ -14,7 +14,7 @@ from helpers import figures, show
 from .records import prose
 
 BOTH = ("forward", "backward")
-STATES = ("contaminated", "clean")
+STATES = ("clean", "contaminated")
 
 
 def shown(content: dict[str, Any]) -> str:
@@ -54,12 +54,12 @@ def by_function(content: dict[str, Any]) -> str:
         [row["function"] for row, of in zip(rows, found, strict=True) if of[at + 1] > 1.2 * of[at]] for at in (1, 4)
     ]
     summary = (
-        f"<p><strong>In the median of {len(rows)} functions, backward takes {median[2]:.1f} times as long as plain "
-        f"PyTorch's if one number of a large input is NaN, and {median[5]:.1f} times if all are finite.</strong> From "
+        f"<p><strong>In the median of {len(rows)} functions with a large input, backward takes {median[2]:.1f} times "
+        f"as long as plain PyTorch's if all numbers are finite, and {median[5]:.1f} times if one is NaN.</strong> From "
         "the middle size to the large one, these multiples grow by more than a fifth for "
-        f"{_names(growing[0])} with a NaN, and for {_names(growing[1])} without.</p>"
+        f"{_names(growing[0])} without a NaN, and for {_names(growing[1])} with one.</p>"
     )
-    head = ["function", "elements: small, middle, large", "with one NaN", "all finite"]
+    head = ["function", "elements: small, middle, large", "all finite", "with one NaN"]
     lines = [
         [
             f"<code>{html.escape(row['function'])}</code>",
@@ -97,13 +97,13 @@ def in_short(content: dict[str, Any]) -> str:
         (max(multiples(row, state)), row["function"]) for row in content["functions"] for state in STATES
     )
     return (
-        '<div class="zn-prose"><p><strong>If all ignored elements are finite, backward of models of ordinary size '
-        f"takes {_of(usual, False)} as long as plain PyTorch's.</strong> A whole step, forward and backward, then "
-        f"takes {_of(usual, False, BOTH)} as long. If half of the rows are NaN and the loss leaves them out, backward "
-        f"takes {_of(usual, True)} as long. Tiny models, long chains of functions and a gradient penalty cost more: "
-        f"{_of(extreme, False)}, or {_of(extreme, True)} with NaN. Small inputs of a single function cost most: up to "
-        f"{most:.1f} times ({html.escape(slowest)}).</p><p>Layers of large models were also compiled, "
-        f"and compared with plain PyTorch compiled in the same way: backward takes {_of(compiled, False)} as long, or "
+        '<div class="zn-prose"><p><strong>If all elements that the loss ignores are finite, backward of ordinary '
+        f"models takes {_of(usual, False)} as long as plain PyTorch's.</strong> A whole step, forward and backward, "
+        f"then takes {_of(usual, False, BOTH)} as long. If half of the rows are NaN and the loss leaves them out, "
+        f"backward takes {_of(usual, True)} as long. Tiny models, long chains of functions and a gradient penalty cost "
+        f"more: {_of(extreme, False)}, or {_of(extreme, True)} with NaN. Backward of a single function takes at most "
+        f"{most:.1f} times as long ({html.escape(slowest)}).</p><p>Layers of large models were also compiled, and "
+        f"compared with plain PyTorch compiled in the same way: backward takes {_of(compiled, False)} as long, or "
         f"{_of(compiled, True)} with NaN. Peak memory is at most {_most_memory(rows):.1f} times plain PyTorch's, and "
         f"{_most_memory(compiled):.1f} times in compiled layers. For <code>where</code> over <code>exp</code>, forward "
         f"and backward, <code>torch.masked</code> takes {masked} as long as <code>ignoring</code>. All this was "
