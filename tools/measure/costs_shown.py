@@ -51,13 +51,16 @@ def by_function(content: dict[str, Any]) -> str:
     found = [[multiple for state in STATES for multiple in multiples(row, state)] for row in rows]
     median = [statistics.median(column) for column in zip(*found, strict=True)]
     growing = [
-        [row["function"] for row, of in zip(rows, found, strict=True) if of[at + 1] > 1.2 * of[at]] for at in (1, 4)
+        f"<code>{html.escape(row['function'])}</code> ({state})"
+        for at, state in ((1, "all finite"), (4, "with one NaN"))
+        for row, of in zip(rows, found, strict=True)
+        if of[at + 1] > 1.2 * of[at]
     ]
     summary = (
         f"<p><strong>In the median of {len(rows)} functions with a large input, backward takes {median[2]:.1f} times "
         f"as long as plain PyTorch's if all numbers are finite, and {median[5]:.1f} times if one is NaN.</strong> From "
         "the middle size to the large one, these multiples grow by more than a fifth for "
-        f"{_names(growing[0])} without a NaN, and for {_names(growing[1])} with one.</p>"
+        f"{', '.join(growing) or 'no function'}.</p>"
     )
     head = ["function", "elements: small, middle, large", "all finite", "with one NaN"]
     lines = [
@@ -84,10 +87,6 @@ def _by_state(multiples_of_row: list[float]) -> list[str]:
     return [" / ".join(texts[:3]), " / ".join(texts[3:])]
 
 
-def _names(functions: list[str]) -> str:
-    return ", ".join(f"<code>{html.escape(name)}</code>" for name in functions) or "no function"
-
-
 def in_short(content: dict[str, Any]) -> str:
     """A summary of the tables of costs, in a few sentences."""
     rows, compiled = content["rows"], content["compiled"]
@@ -101,8 +100,8 @@ def in_short(content: dict[str, Any]) -> str:
         f"models takes {_of(usual, False)} as long as plain PyTorch's.</strong> A whole step, forward and backward, "
         f"then takes {_of(usual, False, BOTH)} as long. If half of the rows are NaN and the loss leaves them out, "
         f"backward takes {_of(usual, True)} as long. Tiny models, long chains of functions and a gradient penalty cost "
-        f"more: {_of(extreme, False)}, or {_of(extreme, True)} with NaN. Backward of a single function takes at most "
-        f"{most:.1f} times as long ({html.escape(slowest)}).</p><p>Layers of large models were also compiled, and "
+        f"more: {_of(extreme, False)}, or {_of(extreme, True)} with NaN. Among functions that were timed "
+        f"alone, the most is {most:.1f} times ({html.escape(slowest)}).</p><p>Layers of large models were also compiled, and "
         f"compared with plain PyTorch compiled in the same way: backward takes {_of(compiled, False)} as long, or "
         f"{_of(compiled, True)} with NaN. Peak memory is at most {_most_memory(rows):.1f} times plain PyTorch's, and "
         f"{_most_memory(compiled):.1f} times in compiled layers. For <code>where</code> over <code>exp</code>, forward "
@@ -198,7 +197,7 @@ def _failing(content: dict[str, Any]) -> str:
     rows = []
     for row in content["failing"]:
         plain, passed, took = (row["seconds"][method] for method in ("plain", "ignoring", "explain"))
-        shown = [f"{1000 * plain:.1f}", f"{1000 * took:,.0f}", f"{took / plain:.1f}", f"{passed / plain:.1f}"]
+        shown = [f"{1000 * plain:,.1f}", f"{1000 * took:,.0f}", f"{took / plain:.1f}", f"{passed / plain:.1f}"]
         rows.append([html.escape(row["case"]), *shown])
     caption = (
         "Processor time of a step that is not finite, forward, backward and report, in one thread "

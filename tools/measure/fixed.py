@@ -240,7 +240,7 @@ def shown(content: dict[str, Any]) -> str:
         return [[_with_notes(row), *(str(row[column]) for column in columns)] for row in rows]
 
     caption = (
-        f"{total['fixed']} of {total['contaminated']} contaminated samples fixed "
+        f"{total['fixed']:,} of {total['contaminated']:,} contaminated samples fixed "
         f"({_share(total['fixed'], total['contaminated'])}), {total['broken']} broken; "
         f"{content['operators']} operators, torch {html.escape(content['torch'])}"
     )

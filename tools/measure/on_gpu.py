@@ -200,7 +200,7 @@ def rows_shown(record: dict[str, Any]) -> str:
 
 def _counted(words: dict[str, int], of: int) -> str:
     """The outcomes; with their counts if they differ."""
-    words = {html.escape(word.replace("other numbers", "finite, not all 0")): count for word, count in words.items()}
+    words = {html.escape(word.replace("other numbers", "finite, not 0")): count for word, count in words.items()}
     if len(words) == 1:
         return next(iter(words))
     return "<br>".join(f"{word} ({count} of {of})" for word, count in words.items())

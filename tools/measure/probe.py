@@ -31,14 +31,14 @@ SECONDS = 10.0
 _MOST = 90.0
 """The most seconds for a loss, with the time in which its remedies are tried."""
 
-FOUND = "is found today"
+FOUND = "{} are found today"
 WHY = {
     name: why
     for why, names in {
         FOUND: "grpo_ratio_of_padding supcon_no_positive ctc_too_short sinkhorn_kernel_underflow",
-        "a number overflows in every formula, so it is not reported": "box_kl_log_variance vgae_exp_logvar",
-        "for a batch of one row, which is only a note today": "vicreg_variance supcon_counts_guarded",
-        "for rounding far from the example, which is no finding today": "forecast_weighted_average",
+        "in {}, a number overflows in every formula, so it is not reported": "box_kl_log_variance vgae_exp_logvar",
+        "{} for a batch of one row, which is only a note today": "vicreg_variance supcon_counts_guarded",
+        "{} for rounding far from the example, which is no finding today": "forecast_weighted_average",
     }.items()
     for name in names.split()
 }
@@ -192,8 +192,11 @@ def _why(held: list[dict[str, Any]]) -> str:
     missed = [row["name"] for row in held if not row["is_healthy"] and not row["is_found"]]
     blamed = [row["name"] for row in held if row["is_healthy"] and row["others"]]
     parts = []
-    for title, names in (("Bugs that were not found", missed), ("Healthy losses that had a finding", blamed)):
-        counts = Counter(WHY.get(name, "not examined") for name in names)
-        reasons = "; ".join(f"{count} × {why}" for why, count in counts.most_common())
-        parts.append(f"<p>{title}, of those held back: {reasons or 'none'}.</p>")
+    for said, names in (
+        ("of the bugs held back were not found", missed),
+        ("of the healthy losses held back had a finding", blamed),
+    ):
+        counts = Counter(WHY.get(name, "{} not examined") for name in names).most_common()
+        reasons = "; ".join(why.format(count) for why, count in counts)
+        parts.append(f"<p>{len(names)} {said}{': ' * bool(names)}{reasons}.</p>")
     return "".join(parts)

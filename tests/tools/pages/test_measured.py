@@ -47,7 +47,7 @@ def test_costs_are_shown_as_ratios():
     found = cells(html)
     assert found[found.index("a model") :][:3] == ["a model", "1.5", "1.5"]  # backward, 3 against 2
     assert "ordinary models takes 1.5 times as long" in html and "then takes 1.3 times as long" in html
-    assert "cost more: 5.0 times, or 6.0 times with NaN" in html and "takes at most 4.0 times as long (grows)" in html
+    assert "cost more: 5.0 times, or 6.0 times with NaN" in html and "the most is 4.0 times (grows)" in html
     assert "at most 1.2 times plain PyTorch's, and 1.5 times in compiled layers" in html
     assert "takes 1.3 times as long as" in html  # masked 4, ignoring 3
     last = len(found) - found[::-1].index("a model") - 1
@@ -61,7 +61,7 @@ def test_functions_are_shown_from_the_slowest_on():
     assert cells(html)[8:12] == ["grows", "1 / 2 / 3,000", "1.0 / 1.0 / 1.1", "2.0 / 2.0 / 4.0"]
     assert cells(html)[12] == "second"
     assert "In the median of 12 functions with" in html
-    assert "for no function without a NaN, and for <code>grows</code> with one" in html
+    assert "a fifth for <code>grows</code> (with one NaN)." in html
     assert "The other 2 functions" in html and html.index("</table>") < html.index(">f9<") < html.rindex("</table>")
 
 
