@@ -7,9 +7,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from matplotlib.ticker import EngFormatter
-
-from helpers import figures, show
+from helpers import show
 
 from .records import prose
 
@@ -18,9 +16,9 @@ STATES = ("clean", "contaminated")
 
 
 def shown(content: dict[str, Any]) -> str:
-    """A figure of the time that a gradient takes, and tables. Each number is a multiple of plain PyTorch's number."""
+    """A summary of the time that a gradient takes, and tables of multiples of plain PyTorch's time and memory."""
     rows, compiled = content["rows"], content["compiled"]
-    where, models = ([row for row in rows if bool(row["entries"]) is has] for has in (True, False))
+    models = [row for row in rows if not row["entries"]]
     time = "Time of backward, until its graph is freed, as a multiple of plain PyTorch's time"
     parts = [
         (f"{time} (torch {content['torch']}, {content['machine']})", "model", models, times),
@@ -30,14 +28,11 @@ def shown(content: dict[str, Any]) -> str:
     states = ["ignored elements are finite", "ignored elements are NaN or inf"]
     tables = [show.table(caption, [of, *states], _pairs(cases, figure)) for caption, of, cases, figure in parts]
     folded = f"<details><summary>All numbers, in {len(tables)} tables</summary>{''.join(tables)}</details>"
-    return show.page(f'{in_short(content)}{_curves(where).html()}<div class="zn-prose zn-figures">{folded}</div>')
+    return show.page(f'{in_short(content)}<div class="zn-prose zn-figures">{folded}</div>')
 
 
 def _weighed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if "peak" in row]
-
-
-_METHODS = ("ignoring", "double where", "masked")
 
 
 def multiples(row: dict[str, Any], state: str) -> list[float]:
@@ -91,7 +86,10 @@ def in_short(content: dict[str, Any]) -> str:
     """A summary of the tables of costs, in a few sentences."""
     rows, compiled = content["rows"], content["compiled"]
     usual, extreme = ([row for row in rows if not row["entries"] and ("peak" in row) is has] for has in (True, False))
-    masked = _span([times(row, "masked", BOTH, "ignoring") for row in rows if row["entries"]])
+    masked, twice = (
+        _span([times(row, method, BOTH, "ignoring") for row in rows if row["entries"]])
+        for method in ("masked", "double where")
+    )
     most, slowest = max(
         (max(multiples(row, state)), row["function"]) for row in content["functions"] for state in STATES
     )
@@ -105,8 +103,8 @@ def in_short(content: dict[str, Any]) -> str:
         f"compared with plain PyTorch compiled in the same way: backward takes {_of(compiled, False)} as long, or "
         f"{_of(compiled, True)} with NaN. Peak memory is at most {_most_memory(rows):.1f} times plain PyTorch's, and "
         f"{_most_memory(compiled):.1f} times in compiled layers. For <code>where</code> over <code>exp</code>, forward "
-        f"and backward, <code>torch.masked</code> takes {masked} as long as <code>ignoring</code>. All this was "
-        f"measured on one CPU ({html.escape(content['machine'])}).</p></div>"
+        f"and backward, <code>torch.masked</code> takes {masked} as long as <code>ignoring</code>, and a second "
+        f"<code>where</code> {twice}. All this was measured on one CPU ({html.escape(content['machine'])}).</p></div>"
     )
 
 
@@ -122,46 +120,6 @@ def _span(multiples: list[float]) -> str:
 
 def _most_memory(rows: list[dict[str, Any]]) -> float:
     return max(map(_memory, _weighed(rows)))
-
-
-def _curves(rows: list[dict[str, Any]]) -> Any:
-    styles = {
-        "plain": (figures.GREY, "o", "-"),
-        "ignoring": (figures.BLUE, "s", "-"),
-        "double where": (figures.GREEN, "^", "--"),
-        "masked": (figures.ORANGE, "D", ":"),
-    }
-    spans = []
-    for method in _METHODS:
-        clean, bad = (
-            [times(row, method, BOTH) for row in rows if row["contaminated"] is state] for state in (False, True)
-        )
-        spans.append(f"{method} {min(clean):.2g} to {max(clean):.2g}, {min(bad):.2g} to {max(bad):.2g}")
-    alt = (
-        "Time of forward and backward against the number of elements, both axes logarithmic, in two panels: no "
-        "exponential overflows, and two thirds overflow. The time in each panel, as a multiple of plain PyTorch's: "
-        f"{'; '.join(spans)}."
-    )
-    caption = (
-        "How long where over exp takes, forward and backward together, by method and number of elements: if no "
-        "exponential overflows, and if two thirds overflow and the loss ignores them. Both axes are logarithmic."
-    )
-    with figures.sketch(alt, caption, panels=2) as sketch:
-        for axes, contaminated in zip(sketch.axes, (False, True), strict=True):
-            chosen = [row for row in rows if row["contaminated"] is contaminated]
-            for method, (colour, marker, dash) in styles.items():
-                points = (
-                    [row["entries"] for row in chosen],
-                    [sum(row["seconds"][method][part] for part in BOTH) for row in chosen],
-                )
-                axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=method, markersize=4)
-            axes.set_title("two thirds overflow" if contaminated else "none overflows")
-            axes.set_xlabel("number of elements")
-            axes.set_ylabel("time")
-            axes.xaxis.set_major_formatter(EngFormatter())
-            axes.yaxis.set_major_formatter(EngFormatter("s"))
-            axes.legend()
-    return sketch.figure
 
 
 def times(

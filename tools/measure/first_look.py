@@ -39,8 +39,6 @@ ANSWERS = {
     "not enough": "the numbers are still not finite",
     "nothing": "no origin is found",
 }
-PASTED = ("works", "works by a choice", "wrong", "not enough")
-"""The answers that have a remedy to paste: first those with one that repairs the program."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,4 @@ def shown(content: dict[str, Any]) -> str:
     texts |= ANSWERS | {"false alarms": "false alarms on healthy programs"}
     body = [[text, *(str(half[word]) for half in halves)] for word, text in texts.items()]
     caption = f"What <code>explain</code> says of programs from public reports (torch {content['torch']})"
-    table = show.table(caption, ["answer", "used for work", "held back"], body, stack=True)
-    pasted, wrong = (sum(halves[1][word] for word in words) for words in (PASTED, PASTED[2:]))
-    said = f"<p>Of {pasted} remedies for the programs held back, {wrong} do not repair the program.</p>"
-    return prose(table, said)
+    return prose(show.table(caption, ["answer", "used for work", "held back"], body, stack=True))

@@ -166,8 +166,8 @@ def shown(record: dict[str, Any]) -> str:
         [html.escape(row["model"]), *(f"{row[name]:.1f}" for name in ("plain_ms", "clean", "contaminated"))]
         for row in record["costs"]
     ]
-    head = ["model", "plain step, ms", "clean step with ignoring", "step with one row of NaN"]
-    table = show.table(f"Times of a step on {place}, as multiples of plain PyTorch's", head, rows, stack=True)
+    head = ["model", "plain step, ms", "clean step with ignoring ÷ plain", "step with one row of NaN ÷ plain"]
+    table = show.table(f"Times of a step on {place}", head, rows, stack=True)
     return prose(f"<p>{said}</p>", table)
 
 

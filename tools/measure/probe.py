@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import tempfile
 import warnings
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,19 +29,6 @@ FILE = Path("tests/zero_or_nan/explain/losses.md")
 SECONDS = 10.0
 _MOST = 90.0
 """The most seconds for a loss, with the time in which its remedies are tried."""
-
-FOUND = "{} are found today"
-WHY = {
-    name: why
-    for why, names in {
-        FOUND: "grpo_ratio_of_padding supcon_no_positive ctc_too_short sinkhorn_kernel_underflow",
-        "in {}, a number overflows in every formula, so it is not reported": "box_kl_log_variance vgae_exp_logvar",
-        "{} for a batch of one row, which is only a note today": "vicreg_variance supcon_counts_guarded",
-        "{} for rounding far from the example, which is no finding today": "forecast_weighted_average",
-    }.items()
-    for name in names.split()
-}
-"""By the name of a loss that was held back: why its bug is not found, or why it is blamed although it is healthy."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +153,7 @@ def shown(content: dict[str, Any]) -> str:
     counts = {part: summed(content[part]) for part in parts}
     body = [[text, *(str(counts[part][text]) for part in parts)] for text in counts["own"]]
     caption = f"What <code>explain.probe</code> finds in losses (torch {content['torch']})"
-    table = show.table(caption, ["answer", *parts.values()], body, stack=True) + _why(content["held"])
+    table = show.table(caption, ["answer", *parts.values()], body, stack=True)
     rows = [
         [
             f'<code>{row["code"]}</code> <span class="zn-note">in {each["function"]}'
@@ -185,18 +171,3 @@ def shown(content: dict[str, Any]) -> str:
     )
     head = ["loss, and the function that fails", "input that fails", "reports in PyTorch's tracker"]
     return prose(table + show.table(caption, head, rows, stack=True))
-
-
-def _why(held: list[dict[str, Any]]) -> str:
-    """Why bugs that were held back are not found, and why healthy losses have a finding."""
-    missed = [row["name"] for row in held if not row["is_healthy"] and not row["is_found"]]
-    blamed = [row["name"] for row in held if row["is_healthy"] and row["others"]]
-    parts = []
-    for said, names in (
-        ("of the bugs held back were not found", missed),
-        ("of the healthy losses held back had a finding", blamed),
-    ):
-        counts = Counter(WHY.get(name, "{} not examined") for name in names).most_common()
-        reasons = "; ".join(why.format(count) for why, count in counts)
-        parts.append(f"<p>{len(names)} {said}{': ' * bool(names)}{reasons}.</p>")
-    return "".join(parts)
