@@ -21,10 +21,9 @@ def library_card() -> None:
         by_device.setdefault(record["device"], []).append(record["torch"])
     found = [f"PyTorch {recorded.spans(versions)} on {device.upper()}" for device, versions in by_device.items()]
     where = "; ".join(found) or "no release"
-    only = " only" if len(found) == 1 else ""
     lines = [
         f"zero_or_nan {__version__}, MIT licence. It needs PyTorch 2.6 or newer, and nothing else.",
-        f"The results of this book are recorded for {where}{only}.",
+        f"The results of this book are recorded for {where}. Tables that were measured on a GPU say so.",
     ]
     body = f'<div class="zn-claim">{"".join(f"<p>{html.escape(line)}</p>" for line in lines)}</div>'
     show.show(show.Item("\n".join(lines), body))

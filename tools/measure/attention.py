@@ -27,8 +27,11 @@ SMALL = 1e-5
 
 FLEX, LLAMA = "flex_attention", "LlamaForCausalLM"
 HEADS = {
-    LLAMA: ["attention and mask", "logits, off by", "loss", "loss without it", "its gradient, off by"],
-    FLEX: ["mask", "output of the row", "gradients, off by"],
+    LLAMA: [
+        *("attention and mask", "logits: largest difference", "loss"),
+        *("loss without the label of the first token after padding", "its gradient: largest difference"),
+    ],
+    FLEX: ["mask", "output of the row without a key", "gradients: largest difference"],
 }
 """The columns of each table. The first column says what the row measures."""
 
@@ -183,7 +186,7 @@ def shown(record: dict[str, Any]) -> str:
             rows.append([html.escape(label), *map(per_release, columns)])
         caption = f"<code>{html.escape(name)}</code>, on a CPU, PyTorch {spans(list(having))}"
         tables.append(show.table(caption, head, rows, stack=True))
-    return prose(*tables, f'<p class="zn-note">Off by 0: by less than {SMALL:g}.</p>')
+    return prose(*tables, f'<p class="zn-note">A difference of 0 is less than {SMALL:g}.</p>')
 
 
 def _word(text: str) -> str:

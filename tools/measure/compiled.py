@@ -42,20 +42,21 @@ BAD = ("nan", "inf")
 SECONDS = 900
 """The most seconds that one layer or loss may take."""
 
-OUTCOMES = ("hidden", "silent", "other bits", "failed", "warned", "refused", "miscompiled", "right")
-"""The possible outcomes for a program with one kind of bad rows, the worst first.
-
-- hidden: the loss uses the NaN, and a gradient is finite that is finite neither in uncompiled code nor in plain
-  PyTorch.
-- silent: the gradient is wrong, and no warning says so.
-- other bits: no row is bad, or plain PyTorch's gradient is finite at an element, and our gradient has other bits.
-- failed: the program raised an error, its process died, or it did not end.
-- warned: the gradient is contaminated, and a warning says so.
-- refused: uncompiled plain PyTorch raises an error for the bad rows.
-- miscompiled: compilation alone changes plain PyTorch's gradient, and it changes our gradient in the same way.
-- right: our gradient is the reference.
-"""
-VIOLATIONS = OUTCOMES[:4]
+OUTCOMES = {
+    "hidden": "the loss uses all rows, and a gradient is finite that is NaN in uncompiled code and in plain PyTorch",
+    "silent": "the gradient is wrong, and no warning says so",
+    "other bits": "plain PyTorch's compiled gradient is finite, and that of ignoring has other bits",
+    "failed": "the program raised an error, its process died, or it did not end",
+    "warned": "the gradient is contaminated by the bad rows, and a warning says so",
+    "refused": "plain PyTorch, uncompiled, raises an error for the bad rows",
+    "miscompiled": "compiling alone changes plain PyTorch's gradient, and ignoring keeps the changed one",
+    "right": (
+        "the gradient is plain PyTorch's, uncompiled, for finite rows; or the loss uses all rows, and what is NaN in "
+        "uncompiled code is NaN"
+    ),
+}
+"""The possible outcomes for a program with one kind of bad rows, the worst first, and what they mean."""
+VIOLATIONS = ("hidden", "silent", "other bits", "failed")
 
 Region = Callable[[Any], Any]
 """A function that compiles a function, or returns it unchanged."""
@@ -249,7 +250,7 @@ def judged(program: Program, backend: str) -> dict[str, str]:
                     )
                     if not all(map(torch.equal, before, ours)):
                         runs[f"{program.name}, {BAD[0]}"].append("other bits")
-    return {case: min(outcomes, key=OUTCOMES.index) for case, outcomes in runs.items()}
+    return {case: min(outcomes, key=[*OUTCOMES].index) for case, outcomes in runs.items()}
 
 
 def _outcome(program: Program, uncompiled: Any, compiled: Any, spoiled: list[Tensor], wanted: list[Tensor]) -> str:
@@ -363,17 +364,21 @@ def shown(content: dict[str, Any]) -> str:
     """A table of the outcomes of the programs, by release and backend; folded, the programs that are not right."""
     totals = content["totals"]
     counts = {outcome: sum(row[outcome] for row in totals) for outcome in reversed(OUTCOMES)}
-    caption = (
-        f"{counts['right']:,} of {sum(counts.values()):,} compiled programs with bad rows get the right "
-        f"gradient, {counts['silent'] + counts['hidden']} get another one without a warning"
-    )
     shown = [outcome for outcome, count in counts.items() if count]
+    caption = f"Of {sum(counts.values()):,} compiled programs with bad rows, "
+    caption += ", ".join(f"{counts[outcome]:,} are {outcome}" for outcome in shown)
+    meanings = "".join(f"<li><em>{each.capitalize()}</em>: {OUTCOMES[each]}.</li>" for each in reversed(OUTCOMES))
 
     def place(row: dict[str, Any]) -> str:
         return f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>"
 
-    lines = [[place(row), f"{row['names']} {row['of']}", *(str(row[each]) for each in shown)] for row in totals]
-    table = show.table(caption, ["PyTorch, backend", "of", *shown], lines)
+    lines = [
+        [place(row), f"{row['names']} {row['of']}", str(sum(row[each] for each in OUTCOMES))]
+        + [str(row[each]) for each in shown]
+        for row in totals
+    ]
+    head = ["PyTorch, backend", "layers or losses", "programs", *shown]
+    table = f"<ul>{meanings}</ul>" + show.table(caption, head, lines)
     left = [
         [
             place(row),
@@ -384,7 +389,13 @@ def shown(content: dict[str, Any]) -> str:
     ]
     if not left:
         return prose(table)
-    more = show.table("Programs that are not right", ["PyTorch", "layer or loss", "outcome"], left, stack=True)
+    more = show.table(
+        "Programs that are not right: the reduction of a loss, how it leaves out the bad rows, and what these are. "
+        "A row that is <em>deselected</em> is left out by <code>torch.where</code>",
+        ["PyTorch, backend", "layer or loss", "outcome: programs"],
+        left,
+        stack=True,
+    )
     return prose(table, f"<details><summary>{len(left)} rows of programs that are not right</summary>{more}</details>")
 
 

@@ -7,39 +7,32 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from matplotlib.ticker import EngFormatter
-
-from helpers import figures, show
+from helpers import show
 
 from .records import prose
 
 BOTH = ("forward", "backward")
-STATES = ("contaminated", "clean")
-MODEL = "6 transformer layers"
-"""The model among the functions that are timed."""
+STATES = ("clean", "contaminated")
 
 
 def shown(content: dict[str, Any]) -> str:
-    """A figure of the time that a gradient takes, and tables. Each number is a multiple of plain PyTorch's number."""
+    """A summary of the time that a gradient takes, and tables of multiples of plain PyTorch's time and memory."""
     rows, compiled = content["rows"], content["compiled"]
-    where, models = ([row for row in rows if bool(row["entries"]) is has] for has in (True, False))
+    models = [row for row in rows if not row["entries"]]
     time = "Time of backward, until its graph is freed, as a multiple of plain PyTorch's time"
     parts = [
         (f"{time} (torch {content['torch']}, {content['machine']})", "model", models, times),
         ("The same of compiled layers, compared with plain PyTorch compiled in the same way", "layer", compiled, times),
-        ("Peak memory, as a multiple of plain PyTorch's", "case", [*_weighed(rows), *compiled], _memory),
+        ("Peak memory, as a multiple of plain PyTorch's", "program", [*_weighed(rows), *compiled], _memory),
     ]
-    states = ["nothing contaminated", "contaminated"]
+    states = ["ignored elements are finite", "ignored elements are NaN or inf"]
     tables = [show.table(caption, [of, *states], _pairs(cases, figure)) for caption, of, cases, figure in parts]
     folded = f"<details><summary>All numbers, in {len(tables)} tables</summary>{''.join(tables)}</details>"
-    return show.page(f'{in_short(content)}{_curves(where).html()}<div class="zn-prose zn-figures">{folded}</div>')
+    return show.page(f'{in_short(content)}<div class="zn-prose zn-figures">{folded}</div>')
 
 
 def _weighed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if "peak" in row]
-
-
-_METHODS = ("ignoring", "double where", "masked")
 
 
 def multiples(row: dict[str, Any], state: str) -> list[float]:
@@ -52,29 +45,32 @@ def by_function(content: dict[str, Any]) -> str:
     rows = sorted(content["functions"], key=lambda row: -multiples(row, "contaminated")[-1])
     found = [[multiple for state in STATES for multiple in multiples(row, state)] for row in rows]
     median = [statistics.median(column) for column in zip(*found, strict=True)]
-    growing = sum(large > 1.2 * middle for _, middle, large, *_ in found)
+    growing = [
+        f"<code>{html.escape(row['function'])}</code> ({state})"
+        for at, state in ((1, "all finite"), (4, "with one NaN"))
+        for row, of in zip(rows, found, strict=True)
+        if of[at + 1] > 1.2 * of[at]
+    ]
     summary = (
-        f"<p><strong>In the median of {len(rows)} functions, backward takes {median[2]:.1f} times as long as plain "
-        f"PyTorch's if one number of a large input is NaN, and at most {found[0][2]:.1f} times.</strong> For {growing} "
-        "of them, this multiple grows by more than a fifth from the middle size to the large one.</p>"
+        f"<p><strong>In the median of {len(rows)} functions with a large input, backward takes {median[2]:.1f} times "
+        f"as long as plain PyTorch's if all numbers are finite, and {median[5]:.1f} times if one is NaN.</strong> From "
+        "the middle size to the large one, these multiples grow by more than a fifth for "
+        f"{', '.join(growing) or 'no function'}.</p>"
     )
-    model = next(row for row in rows if row["function"] == MODEL)
-    of_model = (
-        f"{multiple:.1f} times where plain PyTorch takes {1000 * plain:.1f} ms"
-        for multiple, (plain, _) in zip(multiples(model, "contaminated"), model["contaminated"], strict=True)
-    )
-    summary += f"<p>A model of many small layers pays most. Backward of {MODEL} takes {', '.join(of_model)}.</p>"
-    head = ["function", "elements", *(f"{state}: small, middle, large" for state in STATES)]
+    head = ["function", "elements: small, middle, large", "all finite", "with one NaN"]
     lines = [
         [
             f"<code>{html.escape(row['function'])}</code>",
-            ", ".join(f"{number / 1000:.3g}k" for number in row["elements"]),
+            " / ".join(f"{number:,}" for number in row["elements"]),
             *_by_state(multiples_of_row),
         ]
         for row, multiples_of_row in zip(rows, found, strict=True)
     ]
     lines.insert(0, ["median of all", "", *_by_state(median)])
-    caption = "Time of a function's backward in one thread, as a multiple of plain PyTorch's time: the slowest ten"
+    caption = (
+        "Time of a function's backward in one thread, as a multiple of plain PyTorch's time at each of the three "
+        "sizes: the ten slowest with a NaN"
+    )
     rest = show.table("The same of all other functions", head, lines[11:])
     folded = f"<details><summary>The other {len(lines) - 11} functions</summary>{rest}</details>"
     return prose(summary, show.table(caption, head, lines[:11]), folded)
@@ -83,74 +79,47 @@ def by_function(content: dict[str, Any]) -> str:
 def _by_state(multiples_of_row: list[float]) -> list[str]:
     """For each state, the multiples at the three sizes as one text."""
     texts = [f"{multiple:.1f}" for multiple in multiples_of_row]
-    return [", ".join(texts[:3]), ", ".join(texts[3:])]
+    return [" / ".join(texts[:3]), " / ".join(texts[3:])]
 
 
 def in_short(content: dict[str, Any]) -> str:
     """A summary of the tables of costs, in a few sentences."""
     rows, compiled = content["rows"], content["compiled"]
-    models = [row for row in rows if not row["entries"]]
-    quicker = [times(row, "masked", BOTH, "ignoring") for row in rows if row["entries"]]
+    usual, extreme = ([row for row in rows if not row["entries"] and ("peak" in row) is has] for has in (True, False))
+    masked, twice = (
+        _span([times(row, method, BOTH, "ignoring") for row in rows if row["entries"]])
+        for method in ("masked", "double where")
+    )
+    most, slowest = max(
+        (max(multiples(row, state)), row["function"]) for row in content["functions"] for state in STATES
+    )
     return (
-        f'<div class="zn-prose"><p><strong>Without a NaN in ignored elements, backward takes {_time_of(models, False)}.'
-        f"</strong> With one, backward takes {_time_of(models, True)}. Peak memory is at most "
-        f"{max(map(_memory, _weighed(rows))):.2f} times plain PyTorch's. For <code>where</code> over <code>exp</code>, "
-        f"forward and backward, <code>torch.masked</code> takes {min(quicker):.1f} to {max(quicker):.1f} times as long "
-        f"as <code>ignoring</code>. All this was measured on one machine ({html.escape(content['machine'])}).</p>"
-        "<p>Layers of large models were also compiled, and compared with plain PyTorch compiled in the same way. If "
-        f"nothing is contaminated, backward takes {_time_of(compiled, False)}. If something is contaminated, it takes "
-        f"{_time_of(compiled, True)}. Peak memory is at most {max(map(_memory, compiled)):.2f} times plain PyTorch's."
-        "</p></div>"
+        '<div class="zn-prose"><p><strong>If all elements that the loss ignores are finite, backward of ordinary '
+        f"models takes {_of(usual, False)} as long as plain PyTorch's.</strong> A whole step, forward and backward, "
+        f"then takes {_of(usual, False, BOTH)} as long. If half of the rows are NaN and the loss leaves them out, "
+        f"backward takes {_of(usual, True)} as long. Tiny models, long chains of functions and a gradient penalty cost "
+        f"more: {_of(extreme, False)}, or {_of(extreme, True)} with NaN. Among functions that were timed alone, the "
+        f"most is {most:.1f} times ({html.escape(slowest)}).</p><p>Layers of large models were also compiled, and "
+        f"compared with plain PyTorch compiled in the same way: backward takes {_of(compiled, False)} as long, or "
+        f"{_of(compiled, True)} with NaN. Peak memory is at most {_most_memory(rows):.1f} times plain PyTorch's, and "
+        f"{_most_memory(compiled):.1f} times in compiled layers. For <code>where</code> over <code>exp</code>, forward "
+        f"and backward, <code>torch.masked</code> takes {masked} as long as <code>ignoring</code>, and a second "
+        f"<code>where</code> {twice}. All this was measured on one CPU ({html.escape(content['machine'])}).</p></div>"
     )
 
 
-def _time_of(rows: list[dict[str, Any]], contaminated: bool) -> str:
-    """The time of backward: the median, and the most."""
-    found = {row["case"]: times(row) for row in rows if row["contaminated"] is contaminated}
-    most = max(found, key=lambda case: found[case])
-    return (
-        f"{statistics.median(found.values()):.2f} times as long as plain PyTorch's in the median of {len(found)} "
-        f"cases, and at most {found[most]:.2f} times ({html.escape(most)})"
-    )
+def _of(rows: list[dict[str, Any]], contaminated: bool, parts: tuple[str, ...] = ("backward",)) -> str:
+    return _span([times(row, parts=parts) for row in rows if row["contaminated"] is contaminated])
 
 
-def _curves(rows: list[dict[str, Any]]) -> Any:
-    styles = {
-        "plain": (figures.GREY, "o", "-"),
-        "ignoring": (figures.BLUE, "s", "-"),
-        "double where": (figures.GREEN, "^", "--"),
-        "masked": (figures.ORANGE, "D", ":"),
-    }
-    spans = []
-    for method in _METHODS:
-        clean, bad = (
-            [times(row, method, BOTH) for row in rows if row["contaminated"] is state] for state in (False, True)
-        )
-        spans.append(f"{method} {min(clean):.2g} to {max(clean):.2g}, {min(bad):.2g} to {max(bad):.2g}")
-    alt = (
-        "Time of forward and backward against the number of elements, both axes logarithmic, in two panels: nothing "
-        f"contaminated, and contaminated. The time in each panel, as a multiple of plain PyTorch's: {'; '.join(spans)}."
-    )
-    caption = (
-        "How long where over exp takes, forward and backward together, by method and number of elements. Both axes are "
-        "logarithmic. Contaminated: two thirds of the exponentials overflow."
-    )
-    with figures.sketch(alt, caption, panels=2) as sketch:
-        for axes, contaminated in zip(sketch.axes, (False, True), strict=True):
-            chosen = [row for row in rows if row["contaminated"] is contaminated]
-            for method, (colour, marker, dash) in styles.items():
-                points = (
-                    [row["entries"] for row in chosen],
-                    [sum(row["seconds"][method][part] for part in BOTH) for row in chosen],
-                )
-                axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=method, markersize=4)
-            axes.set_title("contaminated" if contaminated else "nothing contaminated")
-            axes.set_xlabel("number of elements")
-            axes.set_ylabel("time")
-            axes.xaxis.set_major_formatter(EngFormatter())
-            axes.yaxis.set_major_formatter(EngFormatter("s"))
-            axes.legend()
-    return sketch.figure
+def _span(multiples: list[float]) -> str:
+    """The least and the most of some multiples."""
+    least, most = f"{min(multiples):.1f}", f"{max(multiples):.1f}"
+    return f"{least} times" if least == most else f"{least} to {most} times"
+
+
+def _most_memory(rows: list[dict[str, Any]]) -> float:
+    return max(map(_memory, _weighed(rows)))
 
 
 def times(
@@ -170,7 +139,7 @@ def watching(content: dict[str, Any]) -> str:
     """A table of the cost of watching a step, as a multiple of plain PyTorch's step."""
     methods = {"detect_anomaly": "detect_anomaly", "explain": "explain", "on_failure": "explain.on_failure"}
     rows = [
-        [html.escape(row["case"]), *(f"{row['seconds'][method] / row['seconds']['plain']:.2f}" for method in methods)]
+        [html.escape(row["case"]), *(f"{row['seconds'][method] / row['seconds']['plain']:.1f}" for method in methods)]
         for row in content["watched"]
     ]
     caption = (
@@ -182,27 +151,31 @@ def watching(content: dict[str, Any]) -> str:
 
 
 def _failing(content: dict[str, Any]) -> str:
-    """A table of the cost of a report about a NaN."""
+    """A table of the cost of a report about a NaN, with a sentence on the quickest report and the slowest."""
     rows = []
-    fixed = min(row["seconds"]["explain"] for row in content["failing"])
     for row in content["failing"]:
         plain, passed, took = (row["seconds"][method] for method in ("plain", "ignoring", "explain"))
-        shown = [f"{1000 * plain:.1f}", f"{1000 * took:.0f}", f"{took / plain:.1f}"]
-        shown += [f"{(took - fixed) / plain:.1f}", f"{passed / plain:.1f}"]
+        shown = [f"{1000 * plain:,.1f}", f"{1000 * took:,.0f}", f"{took / plain:.1f}", f"{passed / plain:.1f}"]
         rows.append([html.escape(row["case"]), *shown])
     caption = (
-        "Processor time of a step that is not finite, in one thread: in milliseconds, and as a multiple of plain "
-        f"PyTorch's (torch {content['torch']}, {content['machine'].partition(',')[0]}). A report has a fixed price, "
-        f"once for each failure: the {1000 * fixed:.0f} ms of the quickest step"
+        "Processor time of a step that is not finite, forward, backward and report, in one thread "
+        f"(torch {content['torch']}, {content['machine'].partition(',')[0]})"
     )
-    less = "<code>explain</code>, less the fixed price"
-    head = ["step", "plain, ms", "<code>explain</code>, ms", "<code>explain</code>", less, "<code>ignoring</code>"]
-    return show.table(caption, head, rows)
+    quickest, *_, slowest = sorted(content["failing"], key=lambda row: row["seconds"]["explain"])
+    said = (
+        f"<p>With <code>explain</code>, even the quickest of these failing steps takes "
+        f"{1000 * quickest['seconds']['explain']:.0f} ms ({html.escape(quickest['case'])}), so a tiny step takes many "
+        f"times as long as without. The slowest takes {slowest['seconds']['explain']:.1f} s "
+        f"({html.escape(slowest['case'])}).</p>"
+    )
+    explained, ignored = "<code>explain</code>", "<code>ignoring</code>"
+    head = ["step", "plain PyTorch, ms", f"{explained}, ms", f"{explained} ÷ plain", f"{ignored} ÷ plain"]
+    return said + show.table(caption, head, rows)
 
 
 def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], float]) -> list[list[str]]:
     """A row for each case, with its figure without and with contamination."""
     cases: dict[str, list[str]] = {}
     for row in rows:
-        cases.setdefault(row["case"], []).append(f"{figure(row):.2f}")
+        cases.setdefault(row["case"], []).append(f"{figure(row):.1f}")
     return [[html.escape(case), *figures] for case, figures in cases.items()]

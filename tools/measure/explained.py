@@ -80,11 +80,23 @@ NAMES = {
 
 
 def shown(content: dict[str, Any]) -> str:
-    """A table with a row for each tool."""
-    body = [["programs", *(str(content["programs"][each]) for each in COLUMNS)]]
+    """A table with a row for each tool, and a comparison of `explain` with the best of the others."""
+    body = [["all programs", *(str(content["programs"][each]) for each in COLUMNS)]]
     for row in content["rows"]:
         version = row["version"].removeprefix(f"{row['tool']} ")
         name = NAMES[row["tool"]] + (f" ({version})" if version and not version.startswith("torch ") else "")
         body.append([name, *(str(row[each]) for each in COLUMNS)])
-    caption = f"In how many failing programs each tool names the line at fault (torch {content['torch']})"
-    return prose(show.table(caption, ["tool", *COLUMNS.values()], body, stack=True))
+    caption = (
+        "Programs in which each tool names the line at fault, and healthy programs on which it raises a false alarm "
+        f"(torch {content['torch']})"
+    )
+    table = show.table(caption, ["tool", *COLUMNS.values()], body, stack=True)
+    rows = {row["tool"]: row for row in content["rows"]}
+    ours, best = rows.pop("explain"), max(rows.values(), key=lambda row: row["held"])
+    name, programs = NAMES[best["tool"]], content["programs"]
+    said = (
+        f"<p>Of the {programs['held']} programs held back, {name} names the line in {best['held']}, and "
+        f"<code>explain</code> in {ours['held']}. On the {programs['healthy']} healthy programs, {name} raises "
+        f"{best['healthy']} false alarms, and <code>explain</code> {ours['healthy']}.</p>"
+    )
+    return prose(table, said)

@@ -33,7 +33,7 @@ MOST_ORIGINS = 5
 
 ANSWERS = {
     "works": "the remedy, pasted, gives the right numbers",
-    "works by a choice": "the remedy, pasted, gives finite numbers, where somebody has to choose",
+    "works by a choice": "the remedy, pasted, gives finite numbers, and you have to choose the value",
     "advice": "there is advice, but no line to paste",
     "wrong": "the remedy, pasted, gives wrong numbers",
     "not enough": "the numbers are still not finite",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import platform
 import random
 import time
@@ -74,15 +73,15 @@ CAUSES = (
     ),
     Cause(
         "finite in PyTorch",
-        "In PyTorch's formula, terms as large as 3e38 cancel. What is left is not their exact sum, or the digits of "
-        "smaller terms are lost. So PyTorch's gradient is finite, but not the gradient of the clean input. ignoring "
-        "keeps the bits of every finite gradient.",
+        "In PyTorch's formula, terms as large as 3e38 cancel, and what remains has lost the digits of smaller terms. "
+        "So PyTorch's gradient is finite, but is not the gradient of the clean input. ignoring keeps the bits of every "
+        "finite gradient.",
         lambda operator, sample: sample.finite,
     ),
     Cause(
         "computed zero",
-        "A softmax gives the poisoned key the weight 0. The softmax computed this zero, so the zero is not a "
-        "selection. 0 times NaN or infinity is NaN, and so is 0 times a product that overflowed.",
+        "In attention, softmax computes the weight 0 for a key that is not finite. A computed zero is not a selection. "
+        "0 times NaN or infinity is NaN, and so is 0 times a product that overflowed.",
         lambda operator, sample: (
             operator in ATTENTION
             and not sample.failure
@@ -169,7 +168,6 @@ def fixed(project: Project, *names: str) -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "samples_of_an_operator": SAMPLES,
-        "causes": {cause.name: cause.sentence for cause in CAUSES},
         **totals_and_rows(tallies),
     }
     keep_swept(project, "fixed", content)
@@ -242,7 +240,7 @@ def shown(content: dict[str, Any]) -> str:
         return [[_with_notes(row), *(str(row[column]) for column in columns)] for row in rows]
 
     caption = (
-        f"{total['fixed']} of {total['contaminated']} contaminated samples fixed "
+        f"{total['fixed']:,} of {total['contaminated']:,} contaminated samples fixed "
         f"({_share(total['fixed'], total['contaminated'])}), {total['broken']} broken; "
         f"{content['operators']} operators, torch {html.escape(content['torch'])}"
     )
@@ -250,7 +248,7 @@ def shown(content: dict[str, Any]) -> str:
     head = ["operator", *columns]
     parts = [show.table(caption, head, lines(left), foot)]
     if left:
-        parts.append(_causes(content["causes"], left))
+        parts.append(_causes(left))
     if total["left_out"]:
         parts.append(f"<p>{total['left_out']} samples of the database were left out, because they are too large.</p>")
     every = show.table("Operators for which every contaminated sample is fixed", head, lines(whole))
@@ -258,8 +256,9 @@ def shown(content: dict[str, Any]) -> str:
     return prose(*parts)
 
 
-def _causes(sentences: dict[str, str], rows: list[dict[str, Any]]) -> str:
+def _causes(rows: list[dict[str, Any]]) -> str:
     """A table of the causes, the most frequent first. A sample without a known cause is called unexplained."""
+    sentences = {cause.name: cause.sentence for cause in CAUSES}
     counts: Counter[str] = Counter()
     for row in rows:
         counts.update(row["not_fixed"])
@@ -272,8 +271,9 @@ def _causes(sentences: dict[str, str], rows: list[dict[str, Any]]) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    """A share in percent, rounded down, so that only a complete result is called 100 %."""
-    return f"{math.floor(1000 * part / whole) / 10:.1f}%"
+    """A share in percent. Only a complete result is called 100 %."""
+    share = 100 * part / whole
+    return f"{share if part == whole else min(share, 99.9):.1f}%"
 
 
 def _fixed_share(row: dict[str, Any]) -> tuple[float, str]:
@@ -282,7 +282,7 @@ def _fixed_share(row: dict[str, Any]) -> tuple[float, str]:
 
 def _with_notes(row: dict[str, Any]) -> str:
     """The operator, with notes: why samples are not fixed, where plain PyTorch died, and operators without a rule."""
-    notes = [f"{count} × {html.escape(cause)}" for cause, count in row["not_fixed"].items()]
+    notes = [f"{count} not fixed: {html.escape(cause)}" for cause, count in row["not_fixed"].items()]
     if row["crashed"]:
         notes.append(f"plain PyTorch crashes on {row['crashed']}")
     names = ", ".join(f"<code>{html.escape(each.removeprefix('aten::'))}</code>" for each in row["without_rule"])

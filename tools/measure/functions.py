@@ -14,7 +14,6 @@ from torch import Tensor, linalg, nn
 
 from zero_or_nan import ignoring
 
-from .costs_shown import MODEL
 from .workloads import Workload
 
 Apply = Callable[[Tensor], Tensor]
@@ -31,6 +30,10 @@ def _places(x: Tensor) -> Tensor:
 def _near_one(x: Tensor) -> Tensor:
     """Matrices whose lower triangles are those of positive definite matrices."""
     return x / (4 * math.sqrt(x.shape[-1])) + torch.eye(x.shape[-1])
+
+
+def _layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
 
 
 def _attention(x: Tensor, is_causal: bool) -> Tensor:
@@ -108,8 +111,8 @@ _OF_TOKENS: dict[str, Apply] = {
     "scaled_dot_product_attention": lambda x: _attention(x.unflatten(0, (2, 4)), False),
     "causal attention": lambda x: _attention(x.unflatten(0, (2, 4)), True),
     "MultiheadAttention": lambda x: nn.MultiheadAttention(64, 4, batch_first=True)(x, x, x)[0],
-    "TransformerEncoderLayer": lambda x: nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)(x),
-    MODEL: lambda x: nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(6)))(x),
+    "TransformerEncoderLayer": lambda x: _layer()(x),
+    "6 transformer layers": lambda x: nn.Sequential(*[_layer() for _ in range(6)])(x),
     "LSTM": lambda x: nn.LSTM(64, 64, batch_first=True)(x)[0],
     "GRU": lambda x: nn.GRU(64, 64, batch_first=True)(x)[0],
     "RNN": lambda x: nn.RNN(64, 64, batch_first=True)(x)[0],

@@ -289,19 +289,41 @@ def measure_all(chosen: list[Any]) -> list[Tally]:
 
 # On the page.
 
+WHY = {
+    "nanmean": (
+        "`nanmean` of a tensor in which every element is NaN is 0/0, because `nanmean` has dropped every element that "
+        "could have a gradient."
+    ),
+    "nn.functional.normalize": (
+        "`normalize` divides a row by NaN, and the loss uses only a part of this row. Plain PyTorch's gradient of the "
+        "other part contains an ignored term divided by NaN, so it is NaN. `ignoring` drops this term. What remains is "
+        "the derivative of `clamp` at NaN, which is 0."
+    ),
+    "linalg.lu_factor": (
+        "`lu_factor` chooses its pivots by comparing numbers, so a different number in an element makes it choose "
+        "other pivots. The definition of what is ignored does not count such numbers, but this test does."
+    ),
+    "max_pool2d_with_indices_backward": (
+        "`max_pool2d_with_indices_backward` gets the positions of the maxima as integers. No gradient goes through "
+        "integers, and the result does not depend on the maxima themselves."
+    ),
+}
+"""Why an operator is in the table."""
+
 
 def shown(content: dict[str, Any]) -> str:
     """A table of the operators with findings, with the totals of all operators in the foot."""
-    columns = ("undefined", "hidden", "other_bits", "exceptions", "failed")
     total = content["totals"]
-    found = [row for row in content["rows"] if any(row[column] for column in columns[1:])]
-    finite = sum(row["hidden"] > 0 for row in content["rows"])
+    found = content["rows"]
     caption = (
-        f"{total['hidden']} of {total['undefined']:,} undefined elements came out finite, in {finite} operators; "
+        f"{total['hidden']} used elements came out finite, in {sum(row['hidden'] > 0 for row in found)} operators; "
         f"{total['cases']:,} gradients of {content['operators']} operators were tested; "
         f"torch {html.escape(content['torch'])}"
     )
-    head = ["operator", "undefined", "came out finite", *(column.replace("_", " ") for column in columns[2:])]
-    rows = [[f"<code>{html.escape(row['operator'])}</code>", *(str(row[c]) for c in columns)] for row in found]
-    foot = ["all operators", *(str(total[column]) for column in columns)]
-    return prose(show.table(caption, head, rows, foot))
+    columns = {"undefined": "undefined elements", "hidden": "came out finite"}
+    columns |= {what: what.replace("_", " ") for what in VIOLATIONS[1:] if total[what]}
+    rows = [[f"<code>{html.escape(row['operator'])}</code>", *(f"{row[c]:,}" for c in columns)] for row in found]
+    foot = ["all operators", *(f"{total[column]:,}" for column in columns)]
+    reasons = (WHY.get(row["operator"], f"`{row['operator']}`: not known yet.") for row in found)
+    why = "".join(f"<li>{show.with_code(reason)}</li>" for reason in reasons)
+    return prose(show.table(caption, ["operator", *columns.values()], rows, foot), f"<ul>{why}</ul>")

@@ -23,7 +23,7 @@ from ..project import Project
 from .apart import all_apart
 from .corpora import Program, answers, programs, variables, written
 from .records import keep, made_with, prose, read
-from .torchs_losses import LOSSES, OFF, TRACKER, searchable
+from .torchs_losses import LOSSES, OFF, READ, TRACKER, searchable
 
 FILE = Path("tests/zero_or_nan/explain/losses.md")
 SECONDS = 10.0
@@ -165,6 +165,9 @@ def shown(content: dict[str, Any]) -> str:
         for each in row["findings"]
     ]
     none = sum(not row["findings"] for row in content["torch_losses"])
-    caption = f"PyTorch's own losses and distributions that can fail; on {none} others, nothing was found"
-    own = show.table(caption, ["loss, and the function that fails", "if", "on PyTorch's tracker"], rows, stack=True)
-    return prose(table + own)
+    caption = (
+        f"PyTorch's own losses and distributions that can fail, as of {READ}; on {none} others, nothing was found. "
+        "Letters and short names stand for the inputs"
+    )
+    head = ["loss, and the function that fails", "input that fails", "reports in PyTorch's tracker"]
+    return prose(table + show.table(caption, head, rows, stack=True))

@@ -171,7 +171,10 @@ TRACKER = {
     "Uniform": "documented: the interval is half-open",
     "TransformedDistribution": "documented: TanhTransform asks for cache_size=1",
 }
-"""By the beginning of the code of a loss that can fail, what PyTorch's tracker says. It was read on 2026-11-26."""
+"""By the beginning of the code of a loss that can fail, what PyTorch's tracker says."""
+
+READ = "2026-11-26"
+"""The day on which the tracker was read."""
 
 OFF = {"ContinuousBernoulli(logits=x).kl_divergence": "known: pytorch#72525"}
 """The same for losses that are finite, but off by more than half."""

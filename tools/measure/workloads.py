@@ -294,4 +294,4 @@ FAILING = {
     "a chain of 100,000 nodes, NaN at the start": partial(_bad_chain, 100_000),
     "100 logarithms of 0": partial(_logarithms, 100, 64),
 }
-"""Steps for which `explain` reports something. The first is so small that it shows the fixed price of a report."""
+"""Steps for which `explain` reports something."""

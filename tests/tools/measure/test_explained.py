@@ -63,6 +63,11 @@ def test_what_is_recorded_is_good_enough():
     assert content["programs"]["work"] >= ours["work"] >= max(each["work"] for each in others)
     assert content["programs"]["held"] >= ours["held"] >= 0.8 * content["programs"]["held"]
     assert ours["healthy"] == 0
+    tools = {each["tool"]: each for each in others}  # what "At a glance" says of two of them, in words
+    debug, anomaly = tools["DebugMode"], tools["anomaly mode"]
+    assert all(debug[part] == max(each[part] for each in others) for part in ("work", "held"))
+    assert debug["healthy"] > content["programs"]["healthy"] / 2 and anomaly["healthy"] <= 1
+    assert 0.4 < (anomaly["work"] + anomaly["held"]) / (content["programs"]["work"] + content["programs"]["held"]) < 0.6
 
 
 def test_each_tool_is_counted_and_one_that_is_not_installed_keeps_its_row(monkeypatch):
@@ -94,3 +99,4 @@ def test_each_tool_is_counted_and_one_that_is_not_installed_keeps_its_row(monkey
     ]
     table = re.sub(r"<[^>]+>", " ", explained.shown(kept))
     assert "torchlens (1)" in table and re.search(r"DebugMode +1 +1 +1", table)
+    assert re.search(r"Of the 1 programs held back, torchlens names the line in 8, and +explain +in 1\.", table)

@@ -6,8 +6,10 @@ import signal
 import pytest
 import torch
 from sample import sample
+from scratch import ROOT
 
 from tools.measure import honesty
+from tools.project import read_record
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import FUNCTIONS, Function
 
@@ -103,3 +105,13 @@ def test_an_operator_with_a_violation_has_a_row_and_the_others_are_counted(viola
     assert [row["operator"] for row in found["rows"]] == ["wrong"]
     assert found["operators"] == 2 and found["totals"]["cases"] == 5 and found["totals"]["undefined"] == 12
     assert found["totals"][violation] == 1
+
+
+def test_each_operator_of_the_table_has_a_reason():
+    row = dict.fromkeys(("undefined", "hidden"), 1) | {"operator": "nanmean"}
+    content = {"torch": "2", "operators": 2, "totals": dict.fromkeys(honesty.COUNTS, 1234), "rows": [row]}
+    content["totals"] |= dict.fromkeys(honesty.VIOLATIONS[1:], 0)
+    drawn = honesty.shown(content)
+    assert "<code>nanmean</code> of a tensor" in drawn and "1,234" in drawn and "exceptions" not in drawn
+    assert "not known yet" in honesty.shown({**content, "rows": [row | {"operator": "sin"}]})
+    assert "not known yet" not in honesty.shown(read_record(ROOT / "results" / "measured" / "honesty.json"))

@@ -49,6 +49,10 @@ def test_a_gradient_is_right_wrong_or_has_nan():
 def test_the_table_shows_each_recorded_outcome_with_its_count():
     record = read_record(ROOT / "results" / "measured" / "empty_rows.json")
     table = on_gpu.rows_shown(record)
+    right = [{"right": row["cases"]} for row in record["rows"]]  # what the page says of two remedies
+    assert [row["without"] for row in record["rows"]] == right
+    assert all(row["plain"] == {"right": row["cases"]} for row in record["rows"] if row["mask"] == "-inf")
+    assert f"Of {sum(row['cases'] for row in record['rows'])} runs" in table and "other numbers" not in table
     assert table.count("<tr ") == len(record["rows"]) + 1  # one for the head
     assert "NaN in q" in table and record["device"] in table
     assert on_gpu._counted({"NaN in q": 1, "right": 5}, 6) == "NaN in q (1 of 6)<br>right (5 of 6)"

@@ -13,6 +13,10 @@ ROWS = [
      for w, b in (("plain", 2.0), ("ignoring", 3.0))}, "peak": {"plain": 10, "ignoring": 12}}
     for c in (False, True)
 ] + [
+    {"case": "a tiny <model>", "entries": None, "contaminated": c, "seconds": {w: {"forward": 1.0, "backward": b}
+     for w, b in (("plain", 1.0), ("ignoring", 5.0 + c))}}
+    for c in (False, True)
+] + [
     {"case": f"where over exp, {n} elements", "entries": n, "contaminated": c,
      "seconds": {w: {"forward": n, "backward": b * n}
                  for w, b in (("plain", 1), ("ignoring", 2), ("double where", 1), ("masked", 3))}}
@@ -28,7 +32,7 @@ COMPILED = [
 FUNCTIONS = [
     {"function": name, "elements": [1, 2, 3_000],
      "contaminated": [[0.001, 0.002], [0.01, 0.01 * middle], [0.1, 0.1 * large]], "clean": [[1, 1], [1, 1], [1, 1.1]]}
-    for name, middle, large in (*((f"f{n}", 1, 1) for n in range(10)), ("grows", 2, 4), (costs_shown.MODEL, 3, 2))
+    for name, middle, large in (*((f"f{n}", 1, 1) for n in range(10)), ("grows", 2, 4), ("second", 3, 2))
 ]  # fmt: skip
 
 COSTS = {"torch": "2", "machine": "m", "rows": ROWS, "compiled": COMPILED, "functions": FUNCTIONS}
@@ -41,29 +45,31 @@ def cells(html):
 def test_costs_are_shown_as_ratios():
     html = costs_shown.shown(COSTS)
     found = cells(html)
-    assert found[found.index("a model") :][:3] == ["a model", "1.50", "1.50"]  # backward, 3 against 2
-    assert "1.50 times as long as plain PyTorch's in the median of 1 cases, and at most 1.50 times (a model)" in html
-    assert "at most 1.20 times plain" in html
-    assert "takes 1.3 to 1.3 times as long as" in html  # masked 4, ignoring 3
+    assert found[found.index("a model") :][:3] == ["a model", "1.5", "1.5"]  # backward, 3 against 2
+    assert "ordinary models takes 1.5 times as long" in html and "then takes 1.3 times as long" in html
+    assert "cost more: 5.0 times, or 6.0 times with NaN" in html and "the most is 4.0 times (grows)" in html
+    assert "at most 1.2 times plain PyTorch's, and 1.5 times in compiled layers" in html
+    assert "takes 1.3 times as long as" in html and "<code>where</code> 0.7 times" in html  # 4 and 2, ignoring 3
     last = len(found) - found[::-1].index("a model") - 1
-    assert found[last : last + 3] == ["a model", "1.20", "1.20"]  # memory, 12 against 10
-    assert 'role="img"' in html and "contaminated" in html
+    assert found[last : last + 3] == ["a model", "1.2", "1.2"]  # memory, 12 against 10
+    assert "&lt;layer&gt;" in html
 
 
 def test_functions_are_shown_from_the_slowest_on():
     html = costs_shown.by_function(COSTS)
-    assert cells(html)[4:8] == ["median of all", "", "2.0, 1.0, 1.0", "1.0, 1.0, 1.1"]
-    assert cells(html)[8:13] == ["grows", "0.001k, 0.002k, 3k", "2.0, 2.0, 4.0", "1.0, 1.0, 1.1", costs_shown.MODEL]
-    assert "In the median of 12 functions" in html and "at most 4.0 times" in html and "For 1 of them" in html
-    assert "2.0 times where plain PyTorch takes 1.0 ms, 3.0 times where plain PyTorch takes 10.0 ms" in html
+    assert cells(html)[4:8] == ["median of all", "", "1.0 / 1.0 / 1.1", "2.0 / 1.0 / 1.0"]
+    assert cells(html)[8:12] == ["grows", "1 / 2 / 3,000", "1.0 / 1.0 / 1.1", "2.0 / 2.0 / 4.0"]
+    assert cells(html)[12] == "second"
+    assert "In the median of 12 functions with" in html
+    assert "a fifth for <code>grows</code> (with one NaN)." in html
     assert "The other 2 functions" in html and html.index("</table>") < html.index(">f9<") < html.rindex("</table>")
 
 
-def swept(*rows, **causes):
+def swept(*rows):
     """What is recorded of these operators: their sums, and the rows of those that are contaminated."""
     totals = {key: sum(row[key] for row in rows) for key, value in rows[0].items() if isinstance(value, int)}
     told = [row for row in rows if row["contaminated"]]
-    return {"torch": "2", "operators": len(rows), "totals": totals, "causes": causes, "rows": told}
+    return {"torch": "2", "operators": len(rows), "totals": totals, "rows": told}
 
 
 def row(operator, samples, contaminated, fixed, **others):
@@ -78,25 +84,27 @@ def test_a_watched_step_is_measured_by_one_that_nobody_watches():
     content = {"torch": "2", "machine": "m", "watched": [{"case": "a <net>", "seconds": seconds}]}
     content["failing"] = [small, failed]
     found = cells(costs_shown.watching(content))
-    assert found[found.index("a &lt;net&gt;") :][:4] == ["a &lt;net&gt;", "2.50", "1.50", "1.05"]
-    assert found[-6:] == ["a &lt;bad&gt; net", "2.0", "23", "11.5", "10.0", "2.5"]
-    assert "the 3 ms of the quickest step" in costs_shown.watching(content)
+    assert found[found.index("a &lt;net&gt;") :][:4] == ["a &lt;net&gt;", "2.5", "1.5", "1.1"]
+    assert found[-5:] == ["a &lt;bad&gt; net", "2.0", "23", "11.5", "2.5"]
+    said = costs_shown.watching(content)
+    assert "takes 3 ms (small)" in said and "The slowest takes 0.0 s (a &lt;bad&gt; net)" in said
 
 
 def test_fixed_lists_contaminated_operators_and_counts_all():
     rows = [
-        row("exp", 4, 2, 1, without_rule=["aten::foo"], not_fixed={"overflow": 1}),
+        row("exp", 4, 2, 1, without_rule=["aten::foo"], not_fixed={"no end": 1}),
         row("neg", 6, 0, 0, left_out=3),
         row("log", 2, 2, 2, crashed=1),
     ]
-    html = fixed.shown(swept(*rows, overflow="It is <too> large."))
+    html = fixed.shown(swept(*rows))
     assert "3 of 4 contaminated samples fixed (75.0%), 0 broken; 3 operators" in html
-    assert fixed._share(9999, 10_000) == "99.9%"  # never rounded up to all
-    assert "Why 1 samples are not fixed" in html and "It is &lt;too&gt; large." in html
+    shares = [fixed._share(part, 20_000) for part in (19_877, 19_999, 20_000)]
+    assert shares == ["99.4%", "99.9%", "100.0%"]  # never rounded up to all
+    assert "Why 1 samples are not fixed" in html and "the process dies in one of" in html
     assert "3 samples of the database were left out, because they are too large." in html
     found = cells(html)
     assert "neg" not in found
-    assert found[found.index("exp1 × overflow; without a rule: foo") :][1:5] == ["4", "2", "1", "0"]
+    assert found[found.index("exp1 not fixed: no end; without a rule: foo") :][1:5] == ["4", "2", "1", "0"]
     assert found[found.index("all operators") :][:5] == ["all operators", "12", "4", "3", "0"]
     folded = cells(html[html.index("<details>") :])
     assert folded[-5:] == ["logplain PyTorch crashes on 1", "2", "2", "2", "0"]
