@@ -235,7 +235,8 @@ class Narration:
             advice = tried_on(self._history.comparison(birth, compares), advise)
             if advice is NOTHING_TRIED and verdict.kind == "bad input":  # a weight, or the error of a measurement
                 advice = tried_on(self._history.comparison(birth, is_pointwise), advise)
-            if not advice.remedy and verdict.kind == "bad input" and not role:
+            is_data = verdict.kind == "bad input" and _source(birth, role) == birth.operator
+            if not advice.remedy and is_data:
                 found = self._without_rows(birth, names)
                 advice = found._replace(situation=advice.situation) if found.remedy else advice
             if not advice.remedy and verdict.kind == "contaminated" and verdict.fixed:
