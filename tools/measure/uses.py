@@ -203,7 +203,7 @@ def forms(op: Any, sample: Any, number: int) -> Iterator[Form]:
     start = [leaves[i].detach() for i in where]
 
     def called(operator: Any, tensors: list[Tensor]) -> Any:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack for each absent GPU
         # A copy, because the operator may write to its arguments, such as running statistics.
         filled = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for i, tensor in zip(where, tensors, strict=True):

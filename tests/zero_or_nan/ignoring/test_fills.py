@@ -138,6 +138,7 @@ HARMLESS = frozenset(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_samples")
 def test_every_formula_that_fills_in_zeros_is_recognized():
     """For the samples of PyTorch's operators. Anomaly mode knows which node belongs to which formula."""
     found = [

@@ -233,9 +233,9 @@ class Narration:
         elif verdict.kind in ("bad input", "contaminated"):
             advise = functools.partial(without_gaps, is_dropped=verdict.kind == "contaminated")
             advice = tried_on(self._history.comparison(birth, compares), advise)
-            if advice is NOTHING_TRIED and verdict.kind == "bad input":  # a weight, or the error of a measurement
-                advice = tried_on(self._history.comparison(birth, is_pointwise), advise)
             is_data = verdict.kind == "bad input" and _source(birth, role) == birth.operator
+            if advice is NOTHING_TRIED and is_data:  # a weight, or the error of a measurement
+                advice = tried_on(self._history.comparison(birth, is_pointwise), advise)
             if not advice.remedy and is_data:
                 found = self._without_rows(birth, names)
                 advice = found._replace(situation=advice.situation) if found.remedy else advice
