@@ -348,6 +348,10 @@ ADVICE = {  # as above, where no line of the program is replaced
     "a difference that float64 loses, too": (
         [1.0], "a = x * 1e37\nb = torch.lgamma(a + 2) - torch.lgamma(a)\nloss = b.sum()", "overflow"
     ),
+    "the gradient of a name is read": (  # a conversion of the name would leave its gradient None
+        [1.0, 0.9], "s = torch.exp(x * 100)\np = torch.exp(x[0] * 100)\nloss = torch.log(p / s[1])\nloss.backward()\n"
+        "g = x.grad", "ends at 3.4e38",
+    ),
     "a number that the dtype has no room for": ([100.0], "loss = x.exp().sum()", f"{BOUND}, and changes what"),
     "another module contains this one": (
         [[1.0, 2.0]], "net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 1)).half()\n"

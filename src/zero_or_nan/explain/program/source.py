@@ -349,6 +349,11 @@ def can_come_before(place: Place) -> bool:
     return is_first and not line.lstrip().startswith("elif")
 
 
+def reads_gradient(name: str, place: Place) -> bool:
+    """Whether the file of a call reads, or writes, the gradient of a variable of this name."""
+    return re.search(rf"\b{name}\.(grad|retain_grad|register_\w*hook)\b", _source(place)) is not None
+
+
 def after_bindings(names: Collection[str], place: Place) -> ast.stmt | None:
     """The first statement on the way to a call at which all of these variables have the values that they have there.
 

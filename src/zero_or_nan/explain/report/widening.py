@@ -32,6 +32,7 @@ from ..program.source import (
     expression_of_module,
     is_all_of,
     is_rebound,
+    reads_gradient,
     to_return,
     with_each,
     with_each_in,
@@ -210,6 +211,8 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
         names.update(name for name, _ in named)
     expression = expression_at(first.place, first.name)
     is_local = code.co_name == "<module>" or names <= {*code.co_varnames, *code.co_cellvars}
+    if any(reads_gradient(name, first.place) for name in names):
+        return ""  # the converted tensor is no leaf, and gets none
     if not names or not is_local or expression is None or not expression.is_whole or not can_come_before(first.place):
         return ""
     every = sorted(names)
