@@ -1,6 +1,8 @@
 """What is missing is named, and a wrong command is told so."""
 
+import contextlib
 import errno
+import json
 import random
 import re
 from pathlib import Path
@@ -68,7 +70,11 @@ def test_every_edit_of_a_record_is_noticed_and_the_command_that_writes_it_is_nam
     (path,), copy = (ROOT / "results").rglob(name), tmp_path / name
     text = path.read_text(encoding="utf-8")
     for digit in random.Random(0).sample([*re.finditer(r"\d", text)], 10):
-        copy.write_text(text[: digit.start()] + str(9 - int(digit[0])) + text[digit.end() :], encoding="utf-8")
+        changed = text[: digit.start()] + str(9 - int(digit[0])) + text[digit.end() :]
+        with contextlib.suppress(ValueError):
+            if json.loads(changed) == json.loads(text):
+                continue  # a digit beyond those of a float
+        copy.write_text(changed, encoding="utf-8")
         with pytest.raises(Problem, match=r"(digest does not fit|not valid JSON).* run `make (\S+)`") as told:
             read_record(copy)
     assert f"\n{re.search('make (.+)`', str(told.value))[1]}: " in (ROOT / "Makefile").read_text(encoding="utf-8")
