@@ -146,8 +146,8 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls, is_derivative:
         return None if is_beyond else widened(chains, _AFTER_WIDER, module, calls, lost)
 
     if best is not None and best.replaces is None and not best.choice and (wide := wider()) is not None:
-        text, *at = wide
-        return Advice("\n".join([text, _or(best)]), *at, exact=exact, tried=(best,))
+        text, replaces, until = wide
+        return Advice("\n".join([text, _or(best)]), replaces, until, exact, tried=(best,))
     if best is not None:
         if best.beyond and best.is_whole and lost is None:
             exact = f"and {best.beyond}: float64 rounds a number before it, too"
