@@ -56,6 +56,10 @@ FOCUSED = """() => {
 }"""
 
 
+# Each width and each theme once.
+TWO = ["wide, light", "narrow, dark"]
+
+
 def look(tab: Visit, path: str, first: str) -> dict[str, SimpleNamespace]:
     """What one visit of a page showed, by view: tests about all pages share the visits, which take long.
 
@@ -80,10 +84,6 @@ def look(tab: Visit, path: str, first: str) -> dict[str, SimpleNamespace]:
     for page in seen.values():
         page.troubles, page.elsewhere = list(tab.troubles), list(tab.elsewhere)
     return seen
-
-
-# Each width and each theme once.
-TWO = ["wide, light", "narrow, dark"]
 
 
 @pytest.fixture(scope="module")

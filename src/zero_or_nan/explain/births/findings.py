@@ -284,14 +284,10 @@ class History:
             latest[each.call.place[:2]] = each.result
         return chains
 
-    def is_from(self, birth: Birth) -> Callable[[Tensor], bool]:
-        """Whether a tensor has numbers that are not finite, which came with a birth."""
-
-        def is_bad(tensor: Tensor) -> bool:
-            provenance = self._provenances.of(tensor)
-            return provenance is not None and birth in provenance and bad_numbers_of(tensor) is not None
-
-        return is_bad
+    def holds(self, birth: Birth, tensor: Tensor) -> bool:
+        """Whether a tensor has numbers that are not finite, and come from a birth."""
+        provenance = self._provenances.of(tensor)
+        return provenance is not None and birth in provenance and bad_numbers_of(tensor) is not None
 
     def comparison(self, birth: Birth, takes: Callable[[str], bool]) -> list[Chain]:
         """The call that compares a target with a prediction, and those that used its result, if the target has a birth.
@@ -302,8 +298,7 @@ class History:
         for step in self._steps.values():
             tensors = step.call.tensors() if takes(step.call.name) else []
             for target in tensors if all(each.layout is torch.strided for each in tensors) else ():
-                provenance = None if target.requires_grad else self._provenances.of(target)
-                if provenance is None or birth not in provenance or not bool(target.isnan().any()):
+                if target.requires_grad or not self.holds(birth, target) or not bool(target.isnan().any()):
                     continue
                 others = [each for each in tensors if each.shape == target.shape and each.requires_grad]
                 if others and all(bad_numbers_of(each) is None for each in others):

@@ -171,9 +171,9 @@ class Narration:
 
     def _without_rows(self, birth: Birth, names: Names) -> Advice:
         """What to write to leave out the rows that a birth came in with."""
-        calls = self._history.calls()
+        is_bad = functools.partial(self._history.holds, birth)
         with extra():
-            return without_rows(self._history.is_from(birth), names.frame, calls, birth.place.filename)
+            return without_rows(is_bad, names.frame, self._history.calls(), birth.place.filename)
 
     def name_cause(self, cause: str) -> None:
         """Say what led to the origins; the cause is empty if the steps before show nothing.

@@ -14,7 +14,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from ...ignoring.inside import is_sparse, is_wrapped, tree_map_only
+from ...ignoring.inside import is_wrapped, tree_map_only
 from ..births.arithmetic import number
 from ..program.code import Place, of_variables
 from ..program.rerun import on_copies, without_side_effects
@@ -65,7 +65,7 @@ def _without(name: str, tensor: Tensor, data: Sequence[tuple[str, Tensor]], plac
 
 def _is_data(thing: object) -> bool:
     """Whether a variable is a tensor with rows that was not computed from parameters."""
-    if not isinstance(thing, Tensor) or is_sparse(thing) or is_wrapped(thing):
+    if not isinstance(thing, Tensor) or thing.layout is not torch.strided or is_wrapped(thing):
         return False
     return thing.dim() > 0 and not thing.requires_grad
 
