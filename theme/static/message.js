@@ -49,7 +49,7 @@ function grew(text, name) {
   }
   return [...runs.values()].some((run) => {
     const finite = run.slice(0, Math.max(0, run.findIndex(Number.isNaN)));
-    const median = finite.toSorted((a, b) => a - b)[(finite.length - 1) >> 1];
+    const median = [...finite].sort((a, b) => a - b)[(finite.length - 1) >> 1];
     return finite.length > 1 && finite.at(-1) > GROWTH * median;
   });
 }
