@@ -60,12 +60,12 @@ def names(found):
 # of three for 92 %, and no wrong page opened. Later it was run on 40 new texts, mostly logs and questions: 65 % and
 # 75 %, and no wrong page opened. Its mistakes were then repaired, and the texts added to "work". Another 40 new texts
 # then gave 65 % and 92 %, and again no wrong page opened. Another 60 new texts gave 77 % and 85 % at the first run, and
-# the 60 texts after them 80 % and 93 %, and no wrong page opened. After each run, the mistakes were repaired, and the
-# texts were rewritten and added to "work". For a new text, expect less than the numbers of this test: samples that
+# the 60 texts after them 80 % and 93 %, and no wrong page opened. The newest 60 texts gave 85 % and 92 %, and again no
+# wrong page opened. After each run, the mistakes were repaired, and the texts were rewritten and added to "work". For a new text, expect less than the numbers of this test: samples that
 # were taken one after the other during these repairs gave 55 %, 64 % and 75 % for the first page and 70 %, 82 % and
 # 92 % for one of three, in all 92 texts. In the last round, they gave 91 %, 69 %, 84 %, 78 % and 89 %, and 93 %, 81 %,
 # 92 %, 98 % and 94 %, in all 220 texts. The person who chose their pages knew the list.
-@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.98, 0.99), ("held", 0.95, 0.98)])
+@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.985, 0.99), ("held", 0.97, 0.99)])
 def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
     texts = [entry for entry in CORPUS if entry["half"] == half]
     right, among = [], []
@@ -162,6 +162,35 @@ FIRST = [
     ("the sum of the mask is 0, and the bce is nan", "undefined"),
     ("q = a / b\nq[1].backward()  # a.grad is nan", "division-under-a-mask"),
     ("loss nan with 4 gpus", "one-poisoned-rank"),
+    # What a log says of healthy steps, of a table, and of a loss whose gradient is 0.
+    ("[DP=0]: iteration: 3211 / 9000 | lm_loss: 2.4 | grad_norm: 0.9", None),
+    ("iteration 900/ 5000 | lm loss: 2.4 | grad norm: 0.8 | number of nan iterations: 0", None),
+    ("iteration 12 | loss nan", "find-it-in-your-model"),
+    ("Epoch  box_loss  cls_loss  Mask(P\n  1/9       nan       nan      0.0", "find-it-in-your-model"),
+    ("Mean entropy loss: 17.2\nMean amp_loss loss: nan\nMean kl loss: nan\nMean bce: nan", "find-it-in-your-model"),
+    ("train/loss:nan - train/grad_norm:0.0 - train/lr:1e-06", "undefined"),
+    ("train loss: 0.8, val loss: nan after 12 epochs", "find-it-in-your-model"),
+    ("print(w.grad)\n\ntensor([[0., -0.]], device='cuda:0')", "not-your-case"),
+    ("tensor([nan], grad_fn=<ClampBackward1>)", "find-it-in-your-model"),
+    ("tensor([nan], grad_fn=<SliceBackward0>)", "find-it-in-your-model"),
+    ("ValueError: The parameter scale has invalid values", "find-it-in-your-model"),
+    ("Operator aten._is_any_true.default does not have a sharding strategy", "find-it-in-your-model"),
+    ("there are no graph nodes that require computing gradients", "not-your-case"),
+    # What people say: what did not help, what grew, and what is missing.
+    ("nan at step 203, whichever learning rate I take", "find-it-in-your-model"),
+    ("the loss is nan, and a smaller learning rate doesn't help", "find-it-in-your-model"),
+    ("the gradient norm grows to 4000 in bf16", "divergence"),
+    ("around 2200 the loss explodes, so I clip gradients", "divergence"),
+    ("grad norm explodes at step 70 and the loss is 0", "divergence"),
+    ("grad_norm特别大", "divergence"),
+    ("can the model deal with missing (NA) values?", "two-penguins"),
+    ("the labels of some rows are missing", "two-penguins"),
+    ("nan with batch_size=2: is it the padding?", "attention"),
+    ("nan from sqrt(), where it has no slope", "undefined"),
+    ("weight.grad.nan_to_num_()", "every-remedy"),
+    ("the loss may be nan, so we just skip such steps", "every-remedy"),
+    ("use_amp=True, loss nan", "mixed-precision"),
+    ("F.batch_norm output nan", "find-it-in-your-model"),
     # A number that is 1 / eps is no divergence. The same data are no equal points.
     ("F.normalize, no nan, but max: 1.000e+12", "undefined"),
     ("the same data, and nan at another position in each run", "find-it-in-your-model"),

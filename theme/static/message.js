@@ -13,17 +13,22 @@ const ARROW = /^-+> *\d+ /m;
 const NUMBERED = /^(-+>)? *\d+ .*$/gm;
 // The end of a traceback that was cut before its message: the line that raises the error.
 const RAISED = /\n[ \t]+raise ([\w.]+)\([rf]*["'](.*)(?:\n[ \t]+[\^~]+)?\s*$/;
-// Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause.
-const PAIR = /(?<![\w.])(?:^[ \t]*(?:[a-z_][\w/]* ){1,3})?[a-z_][\w/.]*['"]?(?: *[:=|] *| +)-?(?=[\d.]*[1-9])\d+\.\d[\w.+-]*(?: \([\d.]+\))?/gim;
+// Words before a name, if a line begins with them: "Mean surrogate loss: 0.12".
+const WORDS = String.raw`(?:^[ \t]*(?:[a-z_][\w/]* ){1,3})?`;
+// Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause. Nor is
+// it if many other names are not finite.
+const FINITE = String.raw`['"]?(?: *[:=|] *| +)-?(?=[\d.]*[1-9])\d+\.\d[\w.+-]*(?: \([\d.]+\))?`;
+const PAIR = new RegExp(String.raw`(?<![\w.])${WORDS}[a-z_][\w/.]*${FINITE}`, "gim");
 const PAIRS = 4;
 // Names with a number that is not finite, except the two that every log has. If a text has many, each may follow from
 // another, and no name is the cause.
-const BAD = /(?<![\w.])(?!loss\b|grad_?norm\b)((?:^[ \t]*(?:[a-z_][\w/]* ){1,3})?[a-z_][\w/.]*)['"]? *[:=|] *(?:tensor\()?(?:nan|inf)\b(?: \(\w+\))?/gim;
+const OTHER = String.raw`['"]? *[:=|] *(?:tensor\()?(?:nan|inf)\b(?: \(\w+\))?`;
+const BAD = new RegExp(String.raw`(?<![\w.])(?!loss\b|grad_?norm\b)(${WORDS}[a-z_][\w/.]*)${OTHER}`, "gim");
 const NAMES = 3;
 // A number of a log grew if the last one before a NaN or an infinity is so many times the median.
 const GROWTH = 10;
 const TABLE = /^\W*\|.*\|\s*$/;
-// A table without bars: its fields are names of what was measured, and no causes.
+// The line of a table without bars, which has many fields: it says what was measured, and no cause.
 const COLUMNS = /^(?!.*[a-z_]['"]? ?[:=] ?(?:nan|inf|\d))[ \t]*(?:\S+(?: \S+)*(?: {2,}|\t)){3}.*$/gim;
 // A counter of a log that has counted no NaN.
 const COUNTED = /\b(?:number of )?nan[ _](?:iterations|steps|batches|count)['"]? *[:=] *0\b/gi;
@@ -35,10 +40,11 @@ function plain(text) {
   return lines.replace(/^\[[\w:]*rank ?\d+\]:? ?/gim, "").replace(COUNTED, "");
 }
 
-/** What may say a cause: without names of files, outdated names, and what a log says of finite numbers. */
+/** What may say a cause: without names of files, outdated names, tables, and what a log says of finite numbers. */
 function causes(text) {
   const names = new Set([...text.matchAll(BAD)].map(([, name]) => name));
-  const code = (names.size < NAMES ? text : text.replace(BAD, "")).replace(PATHS, "").replace(OUTDATED, "").replace(COLUMNS, "");
+  const kept = names.size < NAMES ? text : text.replace(BAD, "");
+  const code = kept.replace(PATHS, "").replace(OUTDATED, "").replace(COLUMNS, "");
   const logged = (line) => names.size >= NAMES || TABLE.test(line) || line.match(PAIR)?.length >= PAIRS;
   return code.replace(/^.*$/gm, (line) => (logged(line) ? line.replace(PAIR, "") : line));
 }
