@@ -15,8 +15,8 @@ const NUMBERED = /^(-+>)? *\d+ .*$/gm;
 const RAISED = /\n[ \t]+raise ([\w.]+)\([rf]*["'](.*)(?:\n[ \t]+[\^~]+)?\s*$/;
 // Words before a name, if a line begins with them: "Mean surrogate loss: 0.12".
 const WORDS = String.raw`(?:^[ \t]*(?:[a-z_][\w/]* ){1,3})?`;
-// Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause. Nor is
-// it if many other names are not finite.
+// Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause. This
+// also holds if many other names are not finite.
 const FINITE = String.raw`['"]?(?: *[:=|] *| +)-?(?=[\d.]*[1-9])\d+\.\d[\w.+-]*(?: \([\d.]+\))?`;
 const PAIR = new RegExp(String.raw`(?<![\w.])${WORDS}[a-z_][\w/.]*${FINITE}`, "gim");
 const PAIRS = 4;
