@@ -61,10 +61,13 @@ def names(found):
 # 75 %, and no wrong page opened. Its mistakes were then repaired, and the texts added to "work". Another 40 new texts
 # then gave 65 % and 92 %, and again no wrong page opened. Another 60 new texts gave 77 % and 85 % at the first run, and
 # the 60 texts after them 80 % and 93 %, and no wrong page opened. The newest 60 texts gave 85 % and 92 %, and again no
-# wrong page opened. After each run, the mistakes were repaired, and the texts were rewritten and added to "work". For a new text, expect less than the numbers of this test: samples that
-# were taken one after the other during these repairs gave 55 %, 64 % and 75 % for the first page and 70 %, 82 % and
-# 92 % for one of three, in all 92 texts. In the last round, they gave 91 %, 69 %, 84 %, 78 % and 89 %, and 93 %, 81 %,
-# 92 %, 98 % and 94 %, in all 220 texts. The person who chose their pages knew the list.
+# wrong page opened. After each run, the mistakes were repaired, and the texts were rewritten and added to "work".
+#
+# For a new text, expect less than the numbers of this test. Samples that were taken one after the other during these
+# repairs gave 55 %, 64 % and 75 % for the first page and 70 %, 82 % and 92 % for one of three, in all 92 texts. In the
+# next round, they gave 91 %, 69 %, 84 %, 78 % and 89 %, and 93 %, 81 %, 92 %, 98 % and 94 %, in all 220 texts. In the
+# newest round, they gave 93 %, 73 %, 100 %, 90 % and 100 %, and 93 %, 81 %, 100 %, 90 % and 100 %, in all 147 texts.
+# The person who chose their pages knew the list.
 @pytest.mark.parametrize(("half", "first", "three"), [("work", 0.985, 0.99), ("held", 0.97, 0.99)])
 def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
     texts = [entry for entry in CORPUS if entry["half"] == half]
