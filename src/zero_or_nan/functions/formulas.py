@@ -79,6 +79,12 @@ rewrite("a ** p / b ** p", "(a / b) ** p")
 rewrite("a / (1 - sigmoid(x))", "a / torch.sigmoid(-x)")
 rewrite("sqrt(exp(x))", "(x / 2).exp()")
 rewrite("sqrt(a * exp(x))", "a ** 0.5 * (x / 2).exp()")
+for angle, beside, term, harmless in (("acos", "1 - x", "+", 0), ("acosh", "x - 1", "-", 2)):  # two terms of its series
+    near = f"({beside}) * (2 {term} ({beside}) / 3)"
+    rewrite(
+        f"{angle}(x) ** 2",
+        f"torch.where({beside} < 1e-3, {near}, torch.where({beside} < 1e-3, {harmless}, x).{angle}() ** 2)",
+    )
 rewrite("sqrt(1 - cos(x) ** 2)", "x.sin().abs()")
 for squares in ("square(x)", "x ** 2", "x * x"):
     rewrite(f"sqrt(sum({squares}))", "torch.linalg.vector_norm(x)", "the slope of a length of 0 is 0")
@@ -93,12 +99,17 @@ for root, square in (
     ("norm(x, dim)", "x.square().sum(dim, keepdim=keepdim)"),
     ("linalg_vector_norm(x)", "x.square().sum()"),
     ("linalg_vector_norm(x, dim)", "x.square().sum(dim, keepdim=keepdim)"),
+    ("linalg_norm(x)", "x.square().sum()"),
+    ("linalg_norm(x, dim)", "x.square().sum(dim, keepdim=keepdim)"),
 ):
     rewrite(f"{root} ** 2", square)
+    rewrite(f"{root} * {root}", square)
+    rewrite(f"neg({root}) * {root}", f"-{square}")
     rewrite(f"square({root})", square)
     rewrite(f"({root} / a) ** 2", f"{square} / a ** 2")
 rewrite("x / norm(x, dim)", "F.normalize(x, dim=dim)", "a vector of 0 stays 0, with a slope of 1e12")
 rewrite("exp(x) * a", "torch.where(a == 0, 0, torch.where(a == 0, 0, x).exp() * a)")
+rewrite("exp(a - b)", "(a - torch.where(b == -torch.inf, 0, b)).exp()", "the exponential of -inf less -inf is 0")
 rewrite("x / norm(x)", "x / x.norm().clamp_min(1e-12)", "a vector of 0 stays 0, with a slope of 1e12")
 for other in ("log(q)", "q"):
     written = "q.log()" if other == "log(q)" else "q"

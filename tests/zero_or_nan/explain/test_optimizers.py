@@ -126,6 +126,7 @@ BY_HAND = [
     (lambda w: w.add_(w.grad * 1e30, alpha=-1e20), ("overflow", "add", "-1e20 × 1e30 < -3.4e38")),
     (lambda w: w.div_(0), ("undefined", "div", "… / 0")),
     (lambda w: w.neg_().log_(), ("undefined", "log", "")),
+    (lambda w: w.add_(torch.ones(2) * inf), ("bad input", "mul", "inf")),  # the noise of an unbounded gradient
 ]
 
 
@@ -138,7 +139,25 @@ def test_a_step_by_hand_is_told_without_the_number_that_it_overwrote(change, exp
         with torch.no_grad():
             change(w)
 
-    assert telling("kind", "operator", "operands")(report_of(program)) == [expected]
+    report = report_of(program)
+    assert telling("kind", "operator", "operands")(report) == [expected]
+    assert "your code wrote this element into a tensor that needs a gradient" in str(report)
+
+
+def test_a_number_that_goes_round_all_passes_is_told_if_it_still_exists():
+    w = torch.ones(2, requires_grad=True)
+
+    def program():
+        (slope,) = torch.autograd.grad((w * 0).sum(), w)
+        assert (slope / slope.norm()).shape == (2,)
+
+    def direction():
+        (slope,) = torch.autograd.grad((w * 0).sum(), w)
+        w.grad = slope / slope.norm()
+
+    assert report_of(program).ok
+    report = report_of(direction)
+    assert told(report) == [("undefined", "div", "")] and "a result has this element, and its value" in str(report)
 
 
 def test_what_does_no_harm_after_the_last_pass_is_not_told():

@@ -48,6 +48,36 @@ WRITTEN = {
         "(slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)\nloss = slope.sum()",
         "\ny = torch.logaddexp(x.double() / 2 + 1, -2 * x.double())",
     ),
+    "a second derivative that PyTorch's formula does not give": (
+        [0.0], "y = torch.sinc(x)\n(slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)\nloss = slope.sum()",
+        "and its exact second derivative is -3.28987: this formula gives none, not even in float64\n# tried",
+        "x * 0 - torch.pi**2 / 3",
+    ),
+    "the second derivative of a length times itself": (
+        [0.0, 0.0], "n = torch.linalg.norm(x, 2, dim=-1)\ny = -n * n\n"
+        "(slope,) = torch.autograd.grad(y, x, create_graph=True)\nloss = slope.sum()",
+        "\ny = -x.square().sum(-1)", "x * 0 - 2",
+    ),
+    "the square of an angle of 0": (
+        [1.0, 0.5], "loss = (torch.acos(x) ** 2).sum()", "\nloss = (torch.where(1 - x < 0.001, (1 - x) * (2 + (1",
+        "torch.where(x == 1, -2, -2 * x.acos() / (1 - x * x).sqrt())",
+    ),
+    "the square of a hyperbolic distance of 0": (
+        [1.0, 2.0], "loss = (torch.acosh(x) ** 2).sum()", "\nloss = (torch.where(x - 1 < 0.001, (x - 1) * (2 - (x",
+        "torch.where(x == 1, 2, 2 * x.acosh() / (x * x - 1).sqrt())",
+    ),
+    "a row of -inf less its maximum": (
+        [1.0, 2.0], "s = torch.stack([x, x.masked_fill(x < 9, -torch.inf)])\nm = s.amax(-1, keepdim=True)\n"
+        "loss = torch.exp(s - m).sum()", "\nloss = (s - torch.where(m == -torch.inf, 0, m)).exp().sum()",
+        "(3 - 2 * x) * math.exp(-1)",
+    ),
+    "a root of what only rounding made negative": (
+        [1.5e-4], "loss = torch.sqrt((x + 1) ** 2 - (1 + 2 * x)).sum()", "overflow and its exact value is 0.00015",
+        "x * 0 + 1",
+    ),
+    "an infinity is not replaced by 0": (
+        [0.0, 2.0], "loss = torch.exp(-1 / x).sum()", "counts as 1e-6", "torch.where(x == 0, 0, (-1 / x).exp() / x**2)"
+    ),
     # A half dtype rounds an eps to 0.
     "eps by name": (
         [0.0, 1.0], "eps = 1e-8\nloss = torch.log(x + eps).sum()",
@@ -254,7 +284,7 @@ WRITTEN = {
         [[0.0, 1.0]], "p = x * 1\nloss = torch.sqrt(p[:, 0] * 2).sum()", "\nx_ = p[:, 0] * 2\n", "x * 0"
     ),
     "a name in a function that is taken": (
-        [1.0, 2.0], "b = torch.ones(2)\ndef f(a):\n    def g():\n        return a / (x * 0) + b_\n"
+        [1.0, 2.0], "b = torch.ones(2)\ndef f(a):\n    def g():\n        return a * 0 / (x * 0) + b_\n"
         "    b_ = a.sum()\n    return g()\nloss = f(x).sum()", "\nb__ = x * 0\n", "x * 0 + 2",
     ),
     "of another call in the line": (

@@ -28,6 +28,9 @@ from ..program.tensors import are_finite, bad_of
 from .findings import CALLED, Carried
 from .provenance import Birth, Kind, Provenance
 
+RESULT, WRITTEN = "a result", "a value that your code wrote"
+"""What a number reached if it went round the loss and the gradients: a result that no function has used, or a leaf."""
+
 
 class Born(NamedTuple):
     """A birth at a node in backward.
@@ -263,7 +266,7 @@ def diagnose_results(provenances: Iterable[Provenance]) -> list[Diagnosis]:
             if birth.nature != "meant":
                 paths.setdefault(birth, path)
     found = sorted(paths.items(), key=lambda pair: pair[0].number)
-    return [Diagnosis(birth, Verdict(birth.kind_if_used), ["a result"], path) for birth, path in found]
+    return [Diagnosis(birth, Verdict(birth.kind_if_used), [RESULT], path) for birth, path in found]
 
 
 def _verdict(

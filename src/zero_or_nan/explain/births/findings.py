@@ -335,6 +335,7 @@ class Findings:
         secondhand: provenances of tensors that are finite, but were computed from the gradient of a loss that was not.
         uninitialized: provenances of tensors whose memory was not finite when PyTorch handed it out.
         unconsumed: by memory, the provenances of results that no function has used yet.
+        in_passes: the memory of leaves that were not finite when a pass began.
         carries: whether any node carries a note about elements that are not finite.
         history: the last calls.
         compiled_at: the call of the last compiled region.
@@ -347,6 +348,7 @@ class Findings:
         self.secondhand = Provenances()
         self.uninitialized = Provenances()
         self.unconsumed: dict[int | None, Provenance] = {}
+        self.in_passes: set[int | None] = set()
         self.carries = False
         self.history = History(self.provenances)
         self.compiled_at: Place | None = None
@@ -358,6 +360,11 @@ class Findings:
         self.unconsumed[memory(tensor)._cdata] = provenance
         if len(self.unconsumed) > _MOST_UNCONSUMED:
             self.unconsumed.pop(next(iter(self.unconsumed)))
+
+    def left(self) -> Iterator[Provenance]:
+        """The provenances of the results that still exist, though no function has used them, and no pass."""
+        unseen = (each for each in self.unconsumed.items() if each[0] not in self.in_passes)
+        return (known for memory, known in unseen if self.provenances.exists(memory))
 
     def carry(self, tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
         """Write on the node of a result, if it has one, which of its elements are not finite."""

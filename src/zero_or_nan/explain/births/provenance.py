@@ -273,6 +273,11 @@ class Provenances:
                 del self._by_memory[key]
             self._swept = max(64, len(self._by_memory))
 
+    def exists(self, key: int | None) -> bool:
+        """Whether there is still a tensor with a provenance in this memory."""
+        known = None if key is None else self._by_memory.get(key)
+        return known is not None and not known[0].expired()
+
     def forget(self, tensor: Tensor) -> None:
         self._by_memory.pop(memory(tensor)._cdata, None)
 

@@ -30,7 +30,8 @@ def masked_before(chains: Sequence[Chain]) -> tuple[str, int] | None:
     for later in reversed(chains[:-1]):
         for mask, text in texts_of(later.call) if later.call.name == "mul" else ():
             is_here = later.call.place.code is failed.place.code and text.isidentifier()
-            if not is_here or not _leaves_out(mask, bad) or is_rebound(text, failed.place, later.call.place):
+            is_operand = any(mask is each for each in failed.tensors())  # p * log(p) is no mask
+            if not is_here or is_operand or not _leaves_out(mask, bad) or is_rebound(text, failed.place, later.call.place):
                 continue
             with_mask = _with(mask, failed)
             if all(outcome(each.with_calls(with_mask).run()).is_finite for each in chains):

@@ -44,10 +44,11 @@ def matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) ->
         names[ast.unparse(keyword.value)] = options.get(str(keyword.arg))
         unusual -= {keyword.arg}
     if isinstance(written[-1], ast.Name) and written[-1].id == "dim":
-        parameters = ["p", "dim", "keepdim"] if call.name == "norm" else ["dim", "keepdim"]
+        parameters = ["p", "dim", "keepdim"] if "norm" in call.name else ["dim", "keepdim"]
         options |= dict(zip(parameters, given[1:], strict=False))
+        options.setdefault("p", options.get("ord"))
         names |= {"dim": options.get("dim"), "keepdim": options.get("keepdim", False)}
-        written, given, unusual = written[:-1], given[:1], unusual - {"dim", "keepdim"}
+        written, given, unusual = written[:-1], given[:1], unusual - {"ord", "dim", "keepdim"}
         if names["dim"] is None or options.get("p") not in (None, 2, "fro"):
             return
     if len(given) == len(written) and not unusual - {"dtype"}:

@@ -92,7 +92,8 @@ class _Narrated:
         code, origin.chapter = remedy(self.kind, *known, advice.refused, tensor, advice.fits, line)
         origin.remedy, origin.replaces = (advice.remedy, advice.replaces) if advice.remedy else (code, at)
         origin.until = advice.until
-        if advice.remedy and code == REMEDIES["undefined", OUTSIDE].code:  # what cuts the number off hides a mistake
+        is_outside = code == REMEDIES["undefined", OUTSIDE].code and not advice.exact
+        if advice.remedy and is_outside:  # what cuts the number off hides a mistake
             choices = "".join(f"\n#   {line}" for line in advice.remedy.splitlines())
             origin.remedy, origin.replaces = f"{code}. If it is meant:{choices}", None
         measured = None if advice.replaces is None else Measured(None, None, True, "")
@@ -279,6 +280,8 @@ def _source(birth: Birth, role: str) -> str:
         return "step"
     if birth.nature == "given" and birth.kept_in is not None:
         return "kept in a buffer"
+    if birth.nature == "meant":
+        return "a number in the code"
     return role or birth.operator
 
 

@@ -253,6 +253,7 @@ _PARTS: dict[str, Callable[..., Any]] = {
     "clamp_max": lambda x, most: _clamp(x, most=most),
     "clamp_min": _clamp,
     "dot": lambda a, b: (a * b).sum(),
+    "linalg_norm": _length,
     "linalg_vector_norm": _length,
     "log_sigmoid_forward": lambda x: (-(-x).exp().log1p(), torch.zeros_like(x)),
     "logsumexp": lambda x, dim, keepdim=False: x.exp().sum(dim, keepdim).log(),

@@ -262,6 +262,11 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         f"# check a batch before the model sees it. This resets the statistics:\n{_RESET}",
         "find-it-in-your-model#bad-input",
     ),
+    ("bad input", "a number in the code"): Remedy(
+        "# this line computes with an infinity that your code wrote down:\n"
+        "# leave the computation out if the number is infinite, or take a finite one",
+        "find-it-in-your-model#bad-input",
+    ),
     ("bad input", "an unreadable tensor"): Remedy(
         "# explain can't say whether this number was computed or came in with data:\n"
         "# check the tensor before this line",

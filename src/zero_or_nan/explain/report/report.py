@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from textwrap import dedent
 from typing import Any, Literal
 
+from ..births.diagnosis import RESULT, WRITTEN
 from ..births.provenance import Kind
 from ..program.code import printable
 from . import notebook
@@ -25,6 +26,11 @@ MEANS: dict[str, str] = {
     "bad input": "the loss uses this element, and it was not finite when it came in",
 }
 """What each kind says, in half a sentence."""
+
+_HAS = {
+    RESULT: "a result has this element",
+    WRITTEN: "your code wrote this element into a tensor that needs a gradient",
+}
 
 MOST_PRINTED = 20
 """The number of origins that are printed."""
@@ -181,8 +187,10 @@ class Origin:
         text = MEANS[self.kind].format("value" if self.phase == "forward" else "derivative")
         if self.exact:
             text = f"the loss uses this element, {self.exact}"
+        has = _HAS.get(next(iter(self.reached), ""))
         if self.module.endswith(".step"):
-            text = text.replace("the loss uses this element", "the optimizer wrote this element into a parameter")
+            has = "the optimizer wrote this element into a parameter"
+        text = text.replace("the loss uses this element", has) if has else text
         if self.tie:
             text = f"{text.partition(':')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
         if self.kind == "contaminated" and self.fixed is not None:

@@ -28,7 +28,7 @@ from ..births.findings import Mistakes
 from ..program.rerun import extra, without_side_effects
 from ..program.tensors import are_finite
 from .conversion import Calls
-from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, lost_on_the_way, measured, outcome
+from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import evaluated, filled, guarded, kept_away
 from .limits import have_limits, is_limit, ordinary
 from .masked import masked_before
@@ -59,6 +59,7 @@ class Tried(NamedTuple):
         is_bound: whether it gives another number than exact arithmetic, because the dtype has no room for that.
         beyond: what it gives and float64 does not, as a phrase; empty if float64 gives the same.
         is_whole: whether it is the failed call that gives the value, and not one after it.
+        is_far: whether it gives 0 where the call gave an infinity.
     """
 
     line: str
@@ -69,6 +70,7 @@ class Tried(NamedTuple):
     is_bound: bool = False
     beyond: str = ""
     is_whole: bool = False
+    is_far: bool = False
 
     @property
     def measured(self) -> str:
@@ -138,7 +140,7 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls, is_derivative:
     exact = "" if lost is None else str(lost)
     near = chains[-1 - AFTER :]
     found = [each for chain in near for each in tried(chain, chains, lost, is_derivative)]
-    found.sort(key=lambda each: (bool(each.choice), each.replaces is None))
+    found.sort(key=lambda each: (bool(each.choice), each.replaces is None, each.is_far))
     best = next((each for each in found if not each.is_bound), None)
 
     def wider() -> tuple[str, int, int | None] | None:
@@ -148,15 +150,16 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls, is_derivative:
     if best is not None and best.replaces is None and not best.choice and (wide := wider()) is not None:
         text, replaces, until = wide
         return Advice("\n".join([text, _or(best)]), replaces, until, exact, tried=(best,))
+    is_chosen = best is None or bool(best.choice)
+    if is_chosen and lost is None and (at_gap := kept_away(failed) or filled(failed) or masked_before(chains)) is not None:
+        return Advice(*at_gap)  # the program has chosen already: what the loss ignores, or what the formula tends to
     if best is not None:
         if best.beyond and best.is_whole and lost is None:
-            exact = f"and {best.beyond}: float64 rounds a number before it, too"
+            exact = f"and {best.beyond}: this formula gives none, not even in float64"
         other_than = re.sub(r"\d", "", best.line)  # two rewrites may differ in numbers alone
         others = [each for each in found if each.choice and best.choice and re.sub(r"\d", "", each.line) != other_than]
         text = "\n".join([_told(best), *map(_or, others[:1])])
         return Advice(text, best.replaces, exact=exact, tried=(best, *others[:1]))
-    if lost is None and (at_gap := kept_away(failed) or filled(failed) or masked_before(chains)) is not None:
-        return Advice(*at_gap)
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
     wide = wider()
@@ -270,13 +273,16 @@ def _try(
                 return None
     except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
         return None
+    value, gradient = measured(before, rewritten)
     return Tried(
         *line_of(rewrite, match),
         "" if is_exact else f"{rewrite.choice}. What follows is exact" if is_harmless else rewrite.choice,
-        *measured(before, rewritten),
+        value,
+        gradient,
         not (is_exact or is_harmless) and lost is not None and not lost.fits,
         beyond,
         chain.call.is_again(chains[-1].call),
+        value == 0 and bool(before.value.isinf()[failed_at(before)]),
     )
 
 

@@ -20,6 +20,7 @@ from torch.autograd.function import FunctionCtx, _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
+from ...functions.numerics import numerics_of
 from ...ignoring.inside import (
     TELLS_OF_HOOKS,
     compiled_autograd_aside,
@@ -33,12 +34,12 @@ from ...ignoring.inside import (
     set_compiler,
 )
 from ...replacing import is_replaced, put_back, replace, replace_engine
-from ..births.diagnosis import Diagnosis, Verdict, diagnose_results
+from ..births.diagnosis import WRITTEN, Diagnosis, Verdict, diagnose_results
 from ..births.findings import HOOKS, Findings, Mistakes, Scope
 from ..births.provenance import Birth
 from ..program.code import Places, users_frame
 from ..program.rerun import is_extra
-from ..program.tensors import is_compiling, tensors_in, unseen
+from ..program.tensors import address, is_compiling, tensors_in, unseen
 from ..report.course import Course, largest, loss_among
 from ..report.narration import NOT_IN_TRANSFORMS, Names, Narration
 from ..report.report import NotFiniteError, Report
@@ -191,6 +192,7 @@ class Watch:
             self._leaves[id(leaf)] = weakref.ref(leaf)
             if self.findings.provenances and self.findings.of_bad(leaf) is not None:
                 del self._leaves[id(leaf)]
+                self.findings.in_passes.add(address(leaf))
 
     def _written(self) -> list[Diagnosis]:
         """What a training step has made of leaves since their last pass: no pass after it tells of that."""
@@ -200,9 +202,10 @@ class Watch:
             if leaf is None or provenance is None:
                 continue
             for birth, path in provenance.paths.items():
-                is_made_here = birth.optimizer or (birth.nature, birth.phase) == ("made", "forward")
+                is_made = birth.nature == "made" or birth.nature == "meant" and numerics_of(birth.operator).grows
+                is_made_here = birth.optimizer or is_made and birth.phase == "forward"
                 if is_made_here and birth not in self.narration.verdicts:
-                    reached.setdefault(birth, ([], path))[0].append(leaf)
+                    reached.setdefault(birth, ([] if birth.optimizer else [WRITTEN], path))[0].append(leaf)
         return [Diagnosis(birth, Verdict(birth.kind_if_used), *ends) for birth, ends in reached.items()]
 
     def end(self) -> None:
@@ -214,13 +217,15 @@ class Watch:
         self.scope.is_over = True
         free_deep_graphs()
         with self.mistakes.noted("the end"), unseen():
+            told, written = self.transforms.told, self._written() if self.report.passes else []
             results = diagnose_results(self.findings.unconsumed.values())
-            told = self.transforms.told
             if self.report.passes:
                 results = [each for each in results if each.birth in told]
+            if self.report.passes and self.report.ok and not written and not results:  # it went round all passes
+                left = diagnose_results(self.findings.left())
+                results = [each for each in left if each.birth.nature == "made" and each.birth.phase == "forward"]
             unused = [self.transforms.begun(told.get(each.birth, each)) for each in results]
-            found = [*self._written(), *unused] if self.report.passes else unused
-            if found:
+            if found := [*written, *unused]:
                 self.narration.add(found, self._names())
         if self.regions.is_blind and not self.report.ok:
             self.report.note(NOT_INSIDE)

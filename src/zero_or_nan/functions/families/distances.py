@@ -38,7 +38,7 @@ aten = torch.ops.aten
 _DISTANCES = "atlas#norms-and-distances"
 
 numerics("norm", grows=True, no_direction=True, section="undefined", points=_DISTANCES)
-numerics("linalg_vector_norm", grows=True, no_direction=True, points=_DISTANCES)
+numerics("linalg_vector_norm linalg_norm", grows=True, no_direction=True, points=_DISTANCES)
 numerics("cosine_similarity cdist pdist", no_direction=True)
 
 
