@@ -27,11 +27,14 @@ def masked_before(chains: Sequence[Chain]) -> tuple[str, int] | None:
     expression = expression_at(failed.place, failed.name)
     if expression is None or not expression.is_whole or expression.has_scope:
         return None
+    operands = {text for _, text in texts_of(failed)}
     for later in reversed(chains[:-1]):
         for mask, text in texts_of(later.call) if later.call.name == "mul" else ():
             is_here = later.call.place.code is failed.place.code and text.isidentifier()
-            is_operand = any(mask is each for each in failed.tensors())  # p * log(p) is no mask
-            if not is_here or is_operand or not _leaves_out(mask, bad) or is_rebound(text, failed.place, later.call.place):
+            is_operand = text in operands  # p * log(p) has no mask
+            if not is_here or is_operand or not _leaves_out(mask, bad):
+                continue
+            if is_rebound(text, failed.place, later.call.place):
                 continue
             with_mask = _with(mask, failed)
             if all(outcome(each.with_calls(with_mask).run()).is_finite for each in chains):

@@ -150,9 +150,10 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls, is_derivative:
     if best is not None and best.replaces is None and not best.choice and (wide := wider()) is not None:
         text, replaces, until = wide
         return Advice("\n".join([text, _or(best)]), replaces, until, exact, tried=(best,))
-    is_chosen = best is None or bool(best.choice)
-    if is_chosen and lost is None and (at_gap := kept_away(failed) or filled(failed) or masked_before(chains)) is not None:
-        return Advice(*at_gap)  # the program has chosen already: what the loss ignores, or what the formula tends to
+    if lost is None and (best is None or best.choice):
+        at_gap = kept_away(failed) or filled(failed) or masked_before(chains)
+        if at_gap is not None:
+            return Advice(*at_gap)  # there is nothing to choose: a mask leaves it out, or the formula has a limit
     if best is not None:
         if best.beyond and best.is_whole and lost is None:
             exact = f"and {best.beyond}: this formula gives none, not even in float64"
