@@ -350,8 +350,11 @@ def can_come_before(place: Place) -> bool:
 
 
 def reads_gradient(name: str, place: Place) -> bool:
-    """Whether the file of a call reads, or writes, the gradient of a variable of this name."""
-    return re.search(rf"\b{name}\.(grad|retain_grad|register_\w*hook)\b", _source(place)) is not None
+    """Whether the function of a call, or the file outside of functions, uses the gradient of a variable of this name."""
+    around = (each.statement for each in _around(place))
+    function = next((each for each in around if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
+    source = _source(place) if function is None else ast.unparse(function)
+    return re.search(rf"\b{name}\.(grad|retain_grad|register_\w*hook)\b", source) is not None
 
 
 def after_bindings(names: Collection[str], place: Place) -> ast.stmt | None:

@@ -200,7 +200,7 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
     """The line of a call, behind one that gives all tensors which the function reads from there on another dtype."""
     first = line.first
     code, names = first.place.code, set[str]()
-    begin = next(at for at, (_, call) in enumerate(calls) if call.is_again(first))
+    begin = next(at for at, (_, call) in enumerate(calls) if call.is_beside(first))
     for known in (*map(calls_of, chains), calls[begin:]):
         _, read = _converted(line, known)
         if read is None or not all(_VIEW.fullmatch(text) for text, _ in read):
