@@ -75,6 +75,15 @@ WRITTEN = {
         [1.5e-4], "loss = torch.sqrt((x + 1) ** 2 - (1 + 2 * x)).sum()", "overflow and its exact value is 0.00015",
         "x * 0 + 1",
     ),
+    "the gradient of a name is read in another function": (
+        [45.0], "def f(a):\n    top = torch.exp(torch.lgamma(a))\n    return top / torch.exp(torch.lgamma(a - 1))\n"
+        "loss = f(x).sum()\ndef g(a):\n    return a.grad", "\na = a.double()\ntop = torch.exp", "x * 0 + 1",
+    ),
+    "from a line whose first call did not fail": (
+        [4.8], "class P:\n    k, m = x, torch.tensor(0.3, requires_grad=True)\ndef f(y):\n    b, m = torch.exp(*[P.k]), P.m\n"
+        "    top = torch.exp(b * torch.cos(y - m))\n    return top / torch.special.i0(b)\n"
+        "loss = f(torch.tensor([0.25, 0.31])).log().sum()", "\nb, m, y = b.double(), m.double(), y.double()\ntop =",
+    ),
     "an infinity is not replaced by 0": (
         [0.0, 2.0], "loss = torch.exp(-1 / x).sum()", "counts as 1e-6", "torch.where(x == 0, 0, (-1 / x).exp() / x**2)"
     ),
@@ -350,6 +359,11 @@ MEANT = "the mistake before this line. A clamp hides it, unless it is a rounding
 ADVICE = {  # as above, where no line of the program is replaced
     "a negative number": ([0.5, 2.0], "loss = (x - 1).log().sum()", MEANT),
     "erf": ([8.0, 0.5], "loss = torch.log(1 - torch.erf(x)).sum()", EXISTS),
+    "what rounding made negative, with a gradient of 0": (
+        [800.0, 0.02], "r = torch.tensor(1.1, requires_grad=True)\n"
+        "R = torch.stack([r.cos(), -r.sin(), r.sin(), r.cos()]).reshape(2, 2)\n"
+        "loss = (R @ torch.diag(x.square()) @ R.T).det().sqrt()", "No line\n# that was tried in float64 was right",
+    ),
     "of many elements": ([40.0] * 3000, "s = x.sigmoid()\nloss = (1 / (1 - s) ** 2).sum()", EXISTS),
     # In float64, 1 - sigmoid(36.5) is 1.1e-16 in place of 1.4e-16.
     "a number that is lost": (

@@ -350,7 +350,7 @@ def can_come_before(place: Place) -> bool:
 
 
 def reads_gradient(name: str, place: Place) -> bool:
-    """Whether the function of a call, or the file outside of functions, uses the gradient of a variable of this name."""
+    """Whether the function of a call uses the gradient of a variable, or the file does, for a call outside of one."""
     around = (each.statement for each in _around(place))
     function = next((each for each in around if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
     source = _source(place) if function is None else ast.unparse(function)

@@ -285,4 +285,6 @@ def texts_of(call: Call) -> list[tuple[Any, str]]:
     things, texts = in_order(call), expression.operands()
     if len(texts) == 2 and isinstance(things[0], Tensor) and is_number(texts[0], things[1], call.place):
         texts.reverse()  # `2 * x` is a call with x first
+    if any(text.startswith("*") for text in texts):
+        return by_name  # it is not known which operands these are
     return [*zip(things, texts, strict=False), *by_name]

@@ -92,8 +92,9 @@ class _Narrated:
         code, origin.chapter = remedy(self.kind, *known, advice.refused, tensor, advice.fits, line)
         origin.remedy, origin.replaces = (advice.remedy, advice.replaces) if advice.remedy else (code, at)
         origin.until = advice.until
-        is_outside = code == REMEDIES["undefined", OUTSIDE].code and not advice.exact
-        if advice.remedy and is_outside:  # what cuts the number off hides a mistake
+        if (
+            advice.remedy and code == REMEDIES["undefined", OUTSIDE].code and not advice.exact
+        ):  # what cuts the number off hides a mistake
             choices = "".join(f"\n#   {line}" for line in advice.remedy.splitlines())
             origin.remedy, origin.replaces = f"{code}. If it is meant:{choices}", None
         measured = None if advice.replaces is None else Measured(None, None, True, "")

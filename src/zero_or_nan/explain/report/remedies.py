@@ -211,9 +211,9 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "divergence#what-to-do",
     ),
     ("overflow", LOST): Remedy(
-        "# the number exists, but its dtype loses a number on the way to it:\n"
-        "# compute this line in float64, or write the formula in another way\n"
-        "y = f(x.double())  # to see what it is",
+        "# the number exists, but its dtype loses a number on the way to it. No line\n"
+        "# that was tried in float64 was right: compute all in float64, or write the\n"
+        "# formula in another way",
         OVERFLOW,
     ),
     ("overflow", BEYOND): Remedy(
@@ -376,8 +376,8 @@ def remedy(
                 lines = ["# what is often written here was tried on your numbers, and gives other ones:"]
                 return "\n".join([*lines, *(f"#   {code}" for code in refused)]), address_of(section)
             return _not_tried(REWRITES[operator]), address_of(section)
-        operator = situation
-    if operator in (DIVERGENCE, MOVE, GROWTH, BEYOND, EPSILON):
+        kind, operator = ("overflow", LOST) if fits and situation == OUTSIDE else (kind, situation)
+    if operator in (DIVERGENCE, MOVE, GROWTH, BEYOND, EPSILON, LOST):
         pass  # it matters more than the dtype
     elif kind == "overflow" and dtype == "float16":
         operator = "float16"
