@@ -82,7 +82,8 @@ WRITTEN = {
     "from a line whose first call did not fail": (
         [4.8], "class P:\n    k, m = x, torch.tensor(0.3, requires_grad=True)\ndef f(y):\n    b, m = torch.exp(*[P.k]), P.m\n"
         "    top = torch.exp(b * torch.cos(y - m))\n    return top / torch.special.i0(b)\n"
-        "loss = f(torch.tensor([0.25, 0.31])).log().sum()", "\nb, m, y = b.double(), m.double(), y.double()\ntop =",
+        "loss = f(torch.tensor([0.25, 0.31])).log().sum()",
+        "\nb, m, y = b.double(), m.double(), y.double()\ntop =",
     ),
     "an infinity is not replaced by 0": (
         [0.0, 2.0], "loss = torch.exp(-1 / x).sum()", "counts as 1e-6", "torch.where(x == 0, 0, (-1 / x).exp() / x**2)"
