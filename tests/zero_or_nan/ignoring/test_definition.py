@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,11 +17,16 @@ PAGE = Path(__file__).parents[3] / "chapters" / "what-counts-as-ignored.md"
 def rows_of_the_page():
     """What its cells hand to `what_counts`."""
     rows = []
+
+    def collect(some):
+        rows.extend(some)
+        return [], []
+
     names = {"__name__": "page"}
     for cell in read(PAGE).cells:
-        if cell.cell_type == "code" and "hide-cell" not in cell.metadata.get("tags", []):
+        if "what_counts(" in cell.source or cell.cell_type == "code" and "hide-cell" not in cell.metadata.get("tags", []):
             exec(cell.source, names)
-            names["what_counts"] = rows.extend
+            names |= {"what_counts": collect, "case": Mock()}
     return rows
 
 
