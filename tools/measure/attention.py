@@ -186,7 +186,8 @@ def shown(record: dict[str, Any]) -> str:
             rows.append([html.escape(label), *map(per_release, columns)])
         caption = f"<code>{html.escape(name)}</code>, on a CPU, PyTorch {spans(list(having))}"
         tables.append(show.table(caption, head, rows, stack=True))
-    return prose(*tables, f'<p class="zn-note"><em>Off by</em> is the largest difference from the reference; 0 means less than {SMALL:g}.</p>')
+    words = f"<em>Off by</em> is the largest difference from the reference; 0 means less than {SMALL:g}."
+    return prose(*tables, f'<p class="zn-note">{words}</p>')
 
 
 def _word(text: str) -> str:
