@@ -48,10 +48,9 @@ def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         word = "used" if counts else "ignored"
         lines.append(f"{name}, {special}: {word}, cotangent {plain[-1].item():g}")
         shown = ", ".join(outcome(torch.tensor(value)).texts(3)[0] for value in others)  # type: ignore[union-attr]
-        cotangents = [show.cells(outcome(each[-1]))[0] for each in (plain, ours)]  # type: ignore[arg-type]
-        function_cell = f"{show.code(name)}<br>{html.escape(special)}"
-        cells.append([function_cell, html.escape(shown), "changes" if changes else "same bits", *cotangents, word])
-    head = ["Function, element", "Changed to", "Result", "PyTorch", "ignoring", "Verdict"]
+        cotangent = show.cells(outcome(plain[-1]))[0]  # type: ignore[arg-type]
+        cells.append([f"{show.code(name)}<br>{html.escape(special)}", html.escape(shown), cotangent, word])
+    head = ["Function, element", "Changed to", "PyTorch", "Verdict"]
     show.show(show.Item("\n".join(lines), show.prose(show.table("What counts, row by row", head, cells))))
     return torch.tensor(uses), torch.tensor(marks)
 

@@ -28,10 +28,10 @@ SMALL = 1e-5
 FLEX, LLAMA = "flex_attention", "LlamaForCausalLM"
 HEADS = {
     LLAMA: [
-        *("attention and mask", "logits: largest difference", "loss"),
-        *("loss without the label of the first token after padding", "its gradient: largest difference"),
+        *("attention and mask", "logits are off by", "loss"),
+        *("loss without the label of the first token after padding", "gradient of that loss is off by"),
     ],
-    FLEX: ["mask", "output of the row without a key", "gradients: largest difference"],
+    FLEX: ["mask", "output of a query without a key", "gradients are off by"],
 }
 """The columns of each table. The first column says what the row measures."""
 
@@ -186,7 +186,8 @@ def shown(record: dict[str, Any]) -> str:
             rows.append([html.escape(label), *map(per_release, columns)])
         caption = f"<code>{html.escape(name)}</code>, on a CPU, PyTorch {spans(list(having))}"
         tables.append(show.table(caption, head, rows, stack=True))
-    return prose(*tables, f'<p class="zn-note">A difference of 0 is less than {SMALL:g}.</p>')
+    words = f"<em>Off by</em> is the largest difference from the reference; 0 means less than {SMALL:g}."
+    return prose(*tables, f'<p class="zn-note">{words}</p>')
 
 
 def _word(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,11 +17,18 @@ PAGE = Path(__file__).parents[3] / "chapters" / "what-counts-as-ignored.md"
 def rows_of_the_page():
     """What its cells hand to `what_counts`."""
     rows = []
+
+    def collect(some):
+        rows.extend(some)
+        return [], []
+
     names = {"__name__": "page"}
     for cell in read(PAGE).cells:
-        if cell.cell_type == "code" and "hide-cell" not in cell.metadata.get("tags", []):
+        is_checks = cell.cell_type != "code" or "hide-cell" in cell.metadata.get("tags", [])
+        if "what_counts(" in cell.source or not is_checks:
             exec(cell.source, names)
-            names["what_counts"] = rows.extend
+            names |= {"what_counts": collect, "case": Mock()}
+    assert len(rows) > 100, "a table of the page is missing"
     return rows
 
 
