@@ -80,8 +80,8 @@ WRITTEN = {
         "loss = f(x).sum()\ndef g(a):\n    return a.grad", "\na = a.double()\ntop = torch.exp", "x * 0 + 1",
     ),
     "from a line whose first call did not fail": (
-        [4.8], "class P:\n    k, m = x, torch.tensor(0.3, requires_grad=True)\ndef f(y):\n    b, m = torch.exp(*[P.k]), P.m\n"
-        "    top = torch.exp(b * torch.cos(y - m))\n    return top / torch.special.i0(b)\n"
+        [4.8], "class P:\n    k, m = x, torch.tensor(0.3, requires_grad=True)\n"
+        "def f(y):\n    b, m = torch.exp(*[P.k]), P.m\n    top = torch.exp(b * torch.cos(y - m))\n    return top / torch.special.i0(b)\n"
         "loss = f(torch.tensor([0.25, 0.31])).log().sum()",
         "\nb, m, y = b.double(), m.double(), y.double()\ntop =",
     ),
