@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...functions.numerics import numerics_of
+from ...functions.numerics import NUMERICS, numerics_of
 from ...functions.rewrites import REWRITES, Rewrite
 from ..births.call import UNREADABLE
 
@@ -80,9 +80,6 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# a negative number has no logarithm and no root, and acos ends at 1: look for\n"
         "# the mistake before this line. A clamp hides it, unless it is a rounding",
         "undefined#what-to-do",
-    ),
-    ("undefined", "norm"): Remedy(
-        "y = (x.square().sum(-1) + 1e-12).sqrt()  # no slope at 0", "atlas#norms-and-distances"
     ),
     ("undefined", "a complex power"): Remedy(
         "# a power of a complex number has no slope at 0: choose 0, or keep away from 0\n"
@@ -226,12 +223,6 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# or take a larger one, such as 1e-4 in float16",
         "mixed-precision#an-epsilon-of-1e-8-is-0-in-float16",
     ),
-    ("overflow", "exp"): Remedy(
-        "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
-        "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
-        "y = F.softplus(x)  # of log(1 + exp(x))",
-        OVERFLOW,
-    ),
     ("bad input", ""): Remedy(
         "# look for the cause in the source of the data, or leave such rows out,\n"
         "# with ignoring.backward(loss)\n"
@@ -284,6 +275,10 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ),
 }
 """By kind and situation: the operator, or what `_situation` says. The empty one is for all others."""
+
+REMEDIES |= {
+    (kind, name): Remedy(*advice) for name, known in NUMERICS.items() for kind, advice in known.advice.items()
+}
 
 _ROUNDING = 1e-3
 """How far outside of the domain a number may be that should be at its end but was rounded, relative to the end."""

@@ -37,8 +37,16 @@ aten = torch.ops.aten
 
 _DISTANCES = "atlas#norms-and-distances"
 
-numerics("norm", grows=True, no_direction=True, section="undefined", points=_DISTANCES)
-numerics("linalg_vector_norm", grows=True, no_direction=True, points=_DISTANCES)
+numerics(
+    "norm",
+    grows=True,
+    no_direction=True,
+    has_order=True,
+    section="undefined",
+    points=_DISTANCES,
+    advice={"undefined": ("y = (x.square().sum(-1) + 1e-12).sqrt()  # no slope at 0", _DISTANCES)},
+)
+numerics("linalg_vector_norm", grows=True, no_direction=True, has_order=True, points=_DISTANCES)
 numerics("cosine_similarity cdist pdist", no_direction=True)
 
 
