@@ -216,6 +216,11 @@ WRITTEN = {
         LENGTHS, "loss = (x**2).sum(-1).sqrt().sum()", "\n# a choice: the slope of a length of 0 is 0. ",
         "torch.tensor([[0, 0], [0.6, 0.8]])",
     ),
+    "the order of a norm by its position": (
+        LENGTHS, "n = torch.linalg.vector_norm(x, 2, -1)\n"
+        "(slope,) = torch.autograd.grad((n**2).sum(), x, create_graph=True)\nloss = slope.sum()",
+        "torch.autograd.grad((x.square().sum(-1)).sum(), x", "x * 0 + 2",
+    ),
     "in place": (
         LENGTHS, "n = x.detach() * 1\nn.div_(n.norm(dim=1, keepdim=True))\nloss = (n * x).sum()",
         "\nb = n.norm(dim=1, keepdim=True)\nn.copy_(torch.where(b == 0, 0, n / ", "torch.tensor([[0, 0], [0.6, 0.8]])",
