@@ -207,9 +207,6 @@ def test_an_unknown_word_for_ignored_is_refused():
         ignoring.grad(guard(x).sum(), x, ignored="nan")
 
 
-# What a leaf gets.
-
-
 # ignored="masked"
 
 
