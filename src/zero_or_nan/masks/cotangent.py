@@ -185,11 +185,6 @@ def step_of(things: Iterable[Any]) -> Run | None:
     return None
 
 
-def is_saved(cotangent: Cotangent) -> bool:
-    """True if the call that made the cotangent has ended. A graph of the gradient has then saved the cotangent."""
-    return cotangent.step is not None and bool(cotangent.step.is_over)
-
-
 def selecting(*things: Any) -> bool:
     """True if a zero that is written beside these cotangents means "not selected".
 
