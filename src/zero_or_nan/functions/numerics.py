@@ -56,7 +56,6 @@ class Numerics:
         written_scaled: the same with a last operand, `alpha` or `value`, by which the function multiplies.
         has_order: whether the second parameter is the order of a norm.
         like: the function that has the same remedies.
-        advice: by the kind of an origin, code that is not tried, and the section of the book about it.
         section: the page of the book about a NaN of this function that the loss ignores.
         points: the section about the points at which its value or its slope is no number.
     """
@@ -88,7 +87,6 @@ class Numerics:
     written_scaled: str = ""
     has_order: bool = False
     like: str = ""
-    advice: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     section: str = ""
     points: str = ""
 

@@ -41,7 +41,7 @@ from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
 from ..graph import function_of, run
 from ..numerics import numerics
 from ..registry import derivative, function, rule, transfer
-from ..rewrites import rewrite
+from ..rewrites import advice, rewrite
 
 # Sums, signs, copies and other dtypes.
 
@@ -224,20 +224,7 @@ numerics(
 numerics("lerp", updates=True)
 numerics("remainder=__mod__=__rmod__")
 numerics("floor_divide=__floordiv__")
-numerics(
-    "exp",
-    grows=True,
-    inverse=math.log,
-    section="where-over-exp",
-    advice={
-        "overflow": (
-            "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
-            "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
-            "y = F.softplus(x)  # of log(1 + exp(x))",
-            "find-it-in-your-model#overflow",
-        )
-    },
-)
+numerics("exp", grows=True, inverse=math.log, section="where-over-exp")
 numerics("exp2 expm1=special_expm1 sinh cosh tan i0=special_i0 mvlgamma", grows=True)
 numerics("log", domain=(0, math.inf), pole=_is_zero, section="where-over-exp", points=_LOGARITHMS)
 numerics("log2 log10", domain=(0, math.inf), pole=_is_zero, points=_LOGARITHMS)
@@ -283,6 +270,14 @@ rewrite(
     "to(x, d)",
     "x.clamp(torch.finfo(d).min, torch.finfo(d).max).to(d)",
     "a number that the dtype has no room for counts as its largest, with a slope of 0",
+)
+advice(
+    "overflow",
+    "exp",
+    "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
+    "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
+    "y = F.softplus(x)  # of log(1 + exp(x))",
+    "find-it-in-your-model#overflow",
 )
 rewrite("logit(x)", "x.logit(eps=1e-6)", "the slope at 0 and 1 is 0")
 
