@@ -7,6 +7,11 @@ def leaf(*values, **options):
     return torch.tensor(values, requires_grad=True, **options)
 
 
+def guard(x):
+    """A selection whose plain gradient is NaN where exp overflows."""
+    return torch.where(x < 50, x.exp(), torch.zeros_like(x))
+
+
 def bits(tensor):
     """Each number in a form that tells its bits: 0 is not -0. Every NaN is the same."""
     return ["nan" if x != x else float(x).hex() for x in tensor.flatten().tolist()]

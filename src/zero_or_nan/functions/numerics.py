@@ -33,6 +33,7 @@ class Numerics:
         grows: whether the value is infinite only because it is too large, as that of exp.
         steep_at: the arguments at which the slope may be infinite or undefined.
         inverse: gives the argument that led to a value. For functions whose node saves the value alone.
+        exact: computes the function on numbers of any precision. mpmath has other functions by their names.
         elementwise: whether each element of the gradient depends on the same element of the cotangent. Set it only for
             functions that PyTorch does not call pointwise.
         products: whether the values are sums of products. A derivative then multiplies by the other factor.
@@ -53,6 +54,7 @@ class Numerics:
         updates: whether optimizers call the function in place.
         written: how to write the call with signs: "{} + {}". Without it, the call is written `name(a, b)`.
         written_scaled: the same with a last operand, `alpha` or `value`, by which the function multiplies.
+        has_order: whether the second parameter is the order of a norm.
         like: the function that has the same remedies.
         section: the page of the book about a NaN of this function that the loss ignores.
         points: the section about the points at which its value or its slope is no number.
@@ -65,6 +67,7 @@ class Numerics:
     grows: bool = False
     steep_at: tuple[float, ...] = (0.0,)
     inverse: Callable[[float], float] | None = None
+    exact: Callable[..., Any] | None = None
     elementwise: bool = False
     products: bool = False
     divides: bool = False
@@ -82,6 +85,7 @@ class Numerics:
     updates: bool = False
     written: str = ""
     written_scaled: str = ""
+    has_order: bool = False
     like: str = ""
     section: str = ""
     points: str = ""

@@ -22,6 +22,9 @@ from .graph import forward_class, function_of
 GENERATED = "GeneratedBackwardFor_"
 """The prefix of the name of each Function that `torch.library` makes, one for each overload of an operator."""
 
+Masked = tuple[Sequence[Any], Sequence[Mask]]
+"""Plain tensors, and their masks."""
+
 Rule = Callable[..., Any]
 Derivative = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
@@ -125,28 +128,21 @@ class Transfer:
         return self if self.is_repaired is None else replace(self, is_repaired=None)
 
     def after(
-        self,
-        owner: Any,
-        node: Any,
-        function: Function,
-        arriving: Sequence[Any],
-        masks: Sequence[Mask],
-        results: Sequence[Any],
-        wanted: Sequence[Any],
-    ) -> tuple[Sequence[Any], Sequence[Mask]]:
+        self, owner: Any, node: Any, function: Function, arrived: Masked, results: Sequence[Any], wanted: Sequence[Any]
+    ) -> Masked:
         """The results of a derivative that plain PyTorch has run, and their masks.
 
         Args:
             owner: the pass.
             node, function: the node, and the record of its function.
-            arriving, masks: the cotangents that arrived at the node, and their masks.
+            arrived: the cotangents that arrived at the node, and their masks.
             results: the results for the edges of the node.
             wanted: the same results, with None for each edge whose mask is not needed.
         """
-        (grad,), (mask,) = arriving, masks
+        (grad,), (mask,) = arrived
         if self.is_repaired is not None and mask is not None:
             if owner.count is not None:
-                owner.count.see(node, masks)
+                owner.count.see(node, [mask])
             if self.repair is None:
                 for result in results:
                     if result is not None:

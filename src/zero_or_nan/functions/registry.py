@@ -98,7 +98,7 @@ def function(
     record = Function(**facts)
     keys = list(_keys(names, since, until))
     taken = [key for key in keys if key in FUNCTIONS and isinstance(key, str) and not key.startswith(GENERATED)]
-    if taken and _numbers(torch.__version__) >= _numbers(since):
+    if taken and release(torch.__version__) >= release(since):
         raise ValueError(f"{taken[0]} has a record already: {FUNCTIONS[taken[0]]}")
     # On an older release, the other record of a name holds.
     FUNCTIONS.update((key, record) for key in keys if key not in taken)
@@ -121,7 +121,7 @@ def _keys(names: str | type, since: str, until: str | None) -> Iterator[str | ty
             if packet is None:
                 raise ValueError(f"there is no operator {name}; define it before its record")
             yield from (f"{GENERATED}{namespace}_{operator}_{overload}" for overload in packet.overloads())
-        elif until is not None and _numbers(torch.__version__) > _numbers(until):
+        elif until is not None and release(torch.__version__) > release(until):
             continue  # a newer release may have another record of this name
         elif name in NODES or "." in name or name.startswith(GENERATED):  # the latter are PyTorch's own, in Python
             yield name
@@ -314,8 +314,8 @@ def is_own(implementation: Any) -> bool:
 
 def _refuse_unless_other_release(complaint: str, since: str, until: str | None) -> None:
     """Raise if this release should have the name. On a release that is newer than `NEWEST`, note that it is missing."""
-    here = _numbers(torch.__version__)
-    if _numbers(since) <= here <= (NEWEST if until is None else _numbers(until)):
+    here = release(torch.__version__)
+    if release(since) <= here <= (NEWEST if until is None else release(until)):
         raise ValueError(
             f"{complaint} in PyTorch {torch.__version__}; correct the name, or pass since='…' if older releases "
             "lack it, or until='…' if newer ones do"
@@ -324,7 +324,7 @@ def _refuse_unless_other_release(complaint: str, since: str, until: str | None) 
         MISSING.append(complaint)
 
 
-def _numbers(version: str) -> tuple[int, int]:
-    """The major and minor number of a version."""
+def release(version: str) -> tuple[int, int]:
+    """The release of a version, in two numbers: (2, 13) of "2.13.1+cu126"."""
     major, minor = re.findall(r"\d+", version)[:2]
     return int(major), int(minor)

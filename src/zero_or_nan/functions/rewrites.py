@@ -1,4 +1,4 @@
-"""Rewrites: another way to compute the same, or a choice where mathematics has no number.
+"""Rewrites, which compute the same in another way or choose where mathematics has no number; and advice.
 
 A rewrite stands in the file of its function, beside the function's numerics. `explain` looks for one that fits the
 calls of the reader, runs it on the reader's numbers, and prints it only if it gives the right ones there.
@@ -28,6 +28,9 @@ class Rewrite(NamedTuple):
 REWRITES: dict[str, list[Rewrite]] = {}
 """The rewrites of each function, by its name. The first that fits is the best."""
 
+ADVICE: dict[tuple[str, str], tuple[str, str]] = {}
+"""Code that is not tried, and the section of the book about it, by the kind of an origin and its function."""
+
 OPERATORS: dict[type, str] = {
     ast.Add: "add",
     ast.Sub: "sub",
@@ -47,6 +50,11 @@ def rewrite(pattern: str, code: str, choice: str = "") -> None:
     """
     parsed = ast.parse(pattern, mode="eval").body
     REWRITES.setdefault(function_in(parsed), []).append(Rewrite(parsed, code, choice))
+
+
+def advice(kind: str, name: str, code: str, section: str) -> None:
+    """Note what to do about an origin of a kind, if it is of the function with this name."""
+    ADVICE[kind, name] = code, section
 
 
 def function_in(pattern: ast.expr) -> str:

@@ -1,22 +1,8 @@
 """What another part of the library may ask `ignoring`: the only file of `ignoring` that `explain` imports.
 
-- The graph that backward goes through: `graph_from` the roots, with `leaves_of` and `senders_of`, and `edge_of` a
-  tensor. A node may be `is_leaf`, `is_region`, `is_pytorchs` or `is_checkpoint`. `saw` and `free_deep_graphs` keep a
-  deep graph from being freed recursively.
-- What a node is and has: `function_of`, `forward_class`, `saved_tensors`, `can_be_read_again`; `run` computes its
-  derivative.
-- A backward pass of `ignoring`: `unsafe_nodes` gives the nodes at which the pass can differ from plain PyTorch's, or
-  None if it can't. `pass_over` runs a pass, and an `Observer` sees it. `is_unknown`: a node's function has no record.
-- `mark_formulas` and `mark_formula` mark the zeros that PyTorch's own formulas fill in. A later pass over a gradient
-  that plain PyTorch recorded then does not take these zeros for a selection of the program.
-- Tensors: `total` is the sum of a tensor's elements, `part_here` the part of it on this process, and `stored` the
-  elements that a sparse tensor stores (`is_sparse`), at the indices `stored_at`. `joined` has the elements of several
-  tensors. `is_wrapped`: a transform of `torch.func`, or an older one, has wrapped the tensor. `any_of` says whether an
-  element is True. `tree_map` and `tree_map_only` change the tensors of a tree; `tree_flatten`, `tree_unflatten` and
-  `broadcast_to_and_flatten` take it apart.
-- What PyTorch does in this process: `gpu_in_use`; in this thread: `functions_unseen`, `is_profiled` and
-  `set_recording`. A `Mode` sees operators, and does not import the compiler; `push_mode` and `pop_mode` switch modes.
-  `not_compiled` keeps the compiler out of a function.
+The functions with names of their own here say what they do. The others are re-exported, and are described where they
+are defined. Most of them are about the graph, about one backward pass of `ignoring` and what an `Observer` sees of it,
+about tensors, and about what PyTorch does in this process and thread.
 """
 
 from __future__ import annotations

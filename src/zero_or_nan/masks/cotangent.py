@@ -19,7 +19,7 @@ Three invariants hold for every `Cotangent`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,38 +38,8 @@ class NotFollowed(Exception):
     """
 
 
-class Run(Protocol):
-    """The derivative call that a cotangent belongs to: a step of `engine.steps`, which these files can't import.
-
-    Attributes:
-        is_over: whether the call has ended.
-        is_anothers: whether the derivative is code that was not written for PyTorch itself.
-    """
-
-    is_over: bool
-    is_anothers: bool
-
-    @property
-    def node(self) -> Any:
-        """The node whose derivative runs."""
-
-    @property
-    def entered(self) -> dict[int, tuple[Tensor, Cotangent]]:
-        """By id, each tensor that entered a call of the same pass, with its cotangent."""
-
-    @property
-    def selects(self) -> bool:
-        """Whether a zero that the derivative writes means "not selected"."""
-
-    @property
-    def makes_up_zeros(self) -> bool:
-        """Whether zeros mean that the derivative does not depend on an input."""
-
-    def where_unordered(self, condition: Tensor) -> Mask:
-        """The elements at which a condition of the derivative compared a NaN; None if there are none."""
-
-    def failed(self, operator: str, error: Exception) -> None:
-        """Record that an operator could not be followed."""
+Run = Any
+"""The derivative call that a cotangent belongs to: a step of `engine.steps`, which these files can't import."""
 
 
 class Cotangent(Tensor):
@@ -104,7 +74,7 @@ class Cotangent(Tensor):
     """The `DTensor` that plain PyTorch has in place of this cotangent; None if plain PyTorch has a plain tensor."""
 
     handler: ClassVar[Callable[..., Any]]
-    """The function that runs an operator on cotangents; `handles_operators` sets it."""
+    """The function that runs an operator on cotangents. `engine.dispatch` sets it, because it needs all rules."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -135,15 +105,6 @@ class Cotangent(Tensor):
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return f"Cotangent({self.value}, {self.mask})"
-
-
-def handles_operators(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Register the function that runs every operator on cotangents, as `handler(op, args, kwargs)`.
-
-    The function is set from outside because it needs all rules, and the rules need this class.
-    """
-    Cotangent.handler = staticmethod(handler)
-    return handler
 
 
 def dispatches(tensor: Tensor) -> bool:
@@ -224,18 +185,13 @@ def step_of(things: Iterable[Any]) -> Run | None:
     return None
 
 
-def is_saved(cotangent: Cotangent) -> bool:
-    """True if the call that made the cotangent has ended. A graph of the gradient has then saved the cotangent."""
-    return cotangent.step is not None and cotangent.step.is_over
-
-
 def selecting(*things: Any) -> bool:
     """True if a zero that is written beside these cotangents means "not selected".
 
     The zero itself does not show this. The record of the node's forward function does.
     """
     step = step_of(things)
-    return step is not None and step.selects
+    return step is not None and bool(step.selects)
 
 
 def written_mask(thing: Any, beside: Any) -> Mask:

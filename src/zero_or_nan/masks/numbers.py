@@ -40,13 +40,6 @@ class Form:
     is_shared = False
     """Whether several processes have parts of such a tensor, so that all of them have to decide alike."""
 
-    made_by = ""
-    """The module of PyTorch that makes such tensors. As long as it is not imported, there are none."""
-
-    def has(self, tensor: Any) -> bool:
-        """True if a tensor has this form."""
-        return True
-
     def values(self, tensor: Any) -> Any:
         """The tensor to whose elements a mask belongs."""
         return tensor
@@ -58,10 +51,6 @@ class Form:
     def here(self, tensor: Any) -> Any:
         """The values that this process has; None if it has only a term of each."""
         return self.values(tensor)
-
-    def terms_here(self, tensor: Any) -> Any:
-        """The values that this process has, or its terms of their sums; None if it has neither."""
-        return self.here(tensor)
 
     def not_zero(self, tensor: Any) -> Tensor:
         """A mask of the values that are not 0, NaN included."""
@@ -75,14 +64,6 @@ class Form:
         """The mode in which a derivative runs if it gets a cotangent of this form; None if it needs none."""
         return None
 
-    def is_spread(self, roots: Any, nodes: Any) -> bool:
-        """True if several processes share the graph with these roots and nodes."""
-        return False
-
-    def on_any_process(self, here: bool, roots: Any, nodes: Any) -> bool:
-        """True if `here` is True on one of the processes that share a graph. All of them have to call this together."""
-        return here
-
 
 DENSE = Form()
 
@@ -90,9 +71,9 @@ _OTHERS: list[Any] = []
 
 
 def register(form: type) -> type:
-    """Add a form. It has one more function, `cotangent(value, mask, step)`: what a derivative gets in its place.
+    """Add a form. It says which tensors it has (`has`), and what a derivative gets in their place (`cotangent`).
 
-    A form that is shared also has `prefer_exact(exact, masked)`: plain PyTorch's result where it is finite.
+    What a form that several processes share has as well is in `extras.distributed`.
     """
     _OTHERS.append(form())
     return form

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import __version__
+from ..functions.registry import release
 from ..ignoring.engine.problems import REPORT
 from .checking import NO_SAMPLE, NOT_FOLLOWED, Row
 from .lacking import lacking
@@ -78,7 +78,7 @@ class Comparison:
         >>> Comparison(torch.device("cpu"), "2.5.1").recorded_with
         '2.6'
         """
-        return [RELEASES[0], *(each for each in RELEASES if _order(each) <= _order(self.version))][-1]
+        return [RELEASES[0], *(each for each in RELEASES if release(each) <= release(self.version))][-1]
 
     def differences_of(self, row: Row) -> list[Deviation]:
         return list(differences(row, self.device.type))
@@ -95,7 +95,7 @@ class Comparison:
             f"{versions['platform']}, on {self.device} ({name_of(self.device)}). "
             f"Compared with what was recorded with torch {self.recorded_with} on a CPU"
         )
-        if _order(self.version) != _order(self.recorded_with):
+        if release(self.version) != release(self.recorded_with):
             text += f", the nearest to {self.version.split('+')[0]} of which there is a record"
         if self.device.type != "cpu":
             text += f"; nothing was recorded on {self.device.type}"
@@ -177,8 +177,3 @@ def name_of(device: torch.device) -> str:
         return str(torch.backends.cpu.get_cpu_capability())
     told = getattr(getattr(torch, device.type, None), "get_device_name", None)
     return str(told(device)) if told else device.type
-
-
-def _order(version: str) -> tuple[int, ...]:
-    """The release of a version, in two numbers: (2, 13) of `"2.13.1+cu126"`."""
-    return tuple(map(int, re.findall(r"\d+", version)[:2]))

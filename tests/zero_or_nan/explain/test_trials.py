@@ -81,7 +81,8 @@ WRITTEN = {
     ),
     "from a line whose first call did not fail": (
         [4.8], "class P:\n    k, m = x, torch.tensor(0.3, requires_grad=True)\n"
-        "def f(y):\n    b, m = torch.exp(*[P.k]), P.m\n    top = torch.exp(b * torch.cos(y - m))\n    return top / torch.special.i0(b)\n"
+        "def f(y):\n    b, m = torch.exp(*[P.k]), P.m\n    top = torch.exp(b * torch.cos(y - m))\n"
+        "    return top / torch.special.i0(b)\n"
         "loss = f(torch.tensor([0.25, 0.31])).log().sum()",
         "\nb, m, y = b.double(), m.double(), y.double()\ntop =",
     ),
@@ -255,6 +256,11 @@ WRITTEN = {
     "length": (
         LENGTHS, "loss = (x**2).sum(-1).sqrt().sum()", "\n# a choice: the slope of a length of 0 is 0. ",
         "torch.tensor([[0, 0], [0.6, 0.8]])",
+    ),
+    "the order of a norm by its position": (
+        LENGTHS, "n = torch.linalg.vector_norm(x, 2, -1)\n"
+        "(slope,) = torch.autograd.grad((n**2).sum(), x, create_graph=True)\nloss = slope.sum()",
+        "torch.autograd.grad((x.square().sum(-1)).sum(), x", "x * 0 + 2",
     ),
     "in place": (
         LENGTHS, "n = x.detach() * 1\nn.div_(n.norm(dim=1, keepdim=True))\nloss = (n * x).sum()",

@@ -123,6 +123,12 @@ def test_the_inverse_gives_the_argument(known):
     assert known.inverse(value(known, 0.3)) == pytest.approx(0.3)
 
 
+@having("exact")
+def test_the_exact_function_computes_the_same(known):
+    operands = [-0.3] if known.name in ("abs", "neg", "reciprocal", "relu") else [0.3, 0.7]
+    assert known.exact(*operands) == pytest.approx(value(known, *operands))
+
+
 @having("written")
 def test_a_call_is_written_as_it_is_computed(known):
     if known.name == "_softmax_backward_data":

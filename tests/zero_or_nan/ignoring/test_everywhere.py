@@ -124,6 +124,3 @@ def test_a_checkpoint_refuses_grad_in_pytorchs_words():
         ignoring.grad(checkpoint(safe, x, use_reentrant=True).sum(), x)
     ignoring.backward(checkpoint(safe, x, use_reentrant=True).sum())
     assert x.grad.tolist() == pytest.approx([math.e, 0.0])
-
-
-# Sparse gradients.

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from plainly import seen
-from tensors import leaf
+from tensors import guard, leaf
 from torch.autograd.graph import get_gradient_edge
 from torch.masked import MaskedTensor
 
@@ -28,11 +28,6 @@ def values(request, monkeypatch):
     if request.param == "careful":
         monkeypatch.setattr(passes, "is_safe", lambda *_: False)
     return (1.0, 100.0) if request.param == "contaminated" else (1.0, 2.0)
-
-
-def guard(x):
-    """A selection whose plain gradient is NaN where x >= 50 in float32 overflows."""
-    return torch.where(x < 50, x.exp(), torch.zeros_like(x))
 
 
 def guard_twice(x):
@@ -205,9 +200,6 @@ def test_an_unknown_word_for_ignored_is_refused():
     x = leaf(1.0)
     with pytest.raises(ValueError, match='\'nan\'.*"zero".*"masked"'):
         ignoring.grad(guard(x).sum(), x, ignored="nan")
-
-
-# What a leaf gets.
 
 
 # ignored="masked"

@@ -250,7 +250,7 @@ def _written(name: str) -> list[int]:
 
 
 def buffers_of(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The buffers that a call writes to: the running statistics of a norm in training."""
+    """The buffers that a call writes to: the running statistics of a normalization in training."""
     first = _WRITES_BUFFERS.get(function)
     if first is None:
         return []

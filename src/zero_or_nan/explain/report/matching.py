@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ...functions.numerics import numerics_of
 from ...functions.rewrites import Rewrite, function_in, operands_in
 from ..births.call import Call, arranged, in_order
 from ..births.chain import Chain
@@ -44,7 +45,7 @@ def matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) ->
         names[ast.unparse(keyword.value)] = options.get(str(keyword.arg))
         unusual -= {keyword.arg}
     if isinstance(written[-1], ast.Name) and written[-1].id == "dim":
-        parameters = ["p", "dim", "keepdim"] if "norm" in call.name else ["dim", "keepdim"]
+        parameters = ["p", "dim", "keepdim"] if numerics_of(call.name).has_order else ["dim", "keepdim"]
         options |= dict(zip(parameters, given[1:], strict=False))
         options.setdefault("p", options.get("ord"))
         names |= {"dim": options.get("dim"), "keepdim": options.get("keepdim", False)}

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...functions.numerics import numerics_of
+from ...functions.numerics import NUMERICS, numerics_of
 from ...ignoring.inside import Mode, tree_map_only
 from ..program.tensors import each_in, tensors_in
 
@@ -72,19 +72,11 @@ class Precise(Mode):
         self._count = 0
         self._by_element: dict[str, Callable[..., Any]] = {
             **{name: getattr(mpmath, name) for name in _OF_MPMATH},
-            "abs": abs,
+            **{name: known.exact for name, known in NUMERICS.items() if known.exact is not None},
             "add": lambda a, b, alpha=1: self._sum([a, alpha * b]),
-            "div": lambda a, b: a / b,
             "exp2": lambda a: 2**a,
             "log2": lambda a: mpmath.log(a, 2),
-            "maximum": max,
-            "minimum": min,
-            "mul": lambda a, b: a * b,
-            "neg": lambda a: -a,
-            "pow": lambda a, b: a**b,
-            "reciprocal": lambda a: 1 / a,
             "rsub": lambda a, b, alpha=1: self._sum([b, -alpha * a]),
-            "relu": lambda a: max(a, 0),
             "rsqrt": lambda a: 1 / mpmath.sqrt(a),
             "sigmoid": self._sigmoid,
             "sigmoid_backward": lambda g, y: g * y * self._sum([1, -y]),
@@ -263,4 +255,4 @@ _PARTS: dict[str, Callable[..., Any]] = {
     "std": lambda *args, **kwargs: _variance(*args, **kwargs).sqrt(),
     "var": _variance,
 }
-"""Operators by others. mpmath has room for exp of numbers that float64 has no room for."""
+"""Operators by others. mpmath has room for exponentials for which float64 has none."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...functions.numerics import numerics_of
-from ...functions.rewrites import REWRITES, Rewrite
+from ...functions.rewrites import ADVICE, REWRITES, Rewrite
 from ..births.call import UNREADABLE
 
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
@@ -58,7 +58,6 @@ for module in model.modules():
 CONTAMINATED = "ignoring-what-the-loss-ignored"
 """The page on contamination by functions that have no section of their own."""
 
-_ROWS = "attention#what-to-do"
 _NO_SPREAD = "undefined#std-of-one-element"
 
 REMEDIES: dict[tuple[str, str], Remedy] = {
@@ -81,9 +80,6 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# the mistake before this line. A clamp hides it, unless it is a rounding",
         "undefined#what-to-do",
     ),
-    ("undefined", "norm"): Remedy(
-        "y = (x.square().sum(-1) + 1e-12).sqrt()  # no slope at 0", "atlas#norms-and-distances"
-    ),
     ("undefined", "a complex power"): Remedy(
         "# a power of a complex number has no slope at 0: choose 0, or keep away from 0\n"
         "y = torch.where(z == 0, 0, torch.where(z == 0, 1, z) ** p)\n"
@@ -102,34 +98,6 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("undefined", "a spread of nothing"): Remedy(
         "# nothing was selected, and nothing has no spread: leave this batch out", _NO_SPREAD
     ),
-    ("undefined", "scaled_dot_product_attention"): Remedy(
-        "# a row without any allowed element has no softmax:\n"
-        "# allow the elements, and drop the row's result\n"
-        "empty = ~allowed.any(-1, keepdim=True)\n"
-        "y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | empty)\n"
-        "y = y.masked_fill(empty, 0)",
-        _ROWS,
-    ),
-    ("undefined", "multi_head_attention_forward"): Remedy(
-        "# a sample of nothing but padding has no softmax:\n"
-        "# allow its elements, and drop its result\n"
-        "empty = padding.all(-1)\n"
-        "padding = padding & ~empty[:, None]\n"
-        "y, _ = attention(q, k, v, key_padding_mask=padding)\n"
-        "y = y.masked_fill(empty[:, None, None], 0)  # with batch_first=True",
-        _ROWS,
-    ),
-    ("undefined", "slogdet"): Remedy(
-        "# the determinant is 0 or negative. If the matrix should be positive definite,\n"
-        "# look for the mistake before this line. If only rounding made it singular:\n"
-        "y = torch.linalg.slogdet(a + 1e-3 * torch.eye(a.shape[-1])).logabsdet",
-        "atlas#linear-algebra",
-    ),
-    ("undefined", "layer_norm"): Remedy(
-        "# it divides by a spread or a length that is 0, and eps is 0 as well: take a\n"
-        "# larger eps. In float16, eps=1e-8 is rounded to 0",
-        "atlas#norms-and-distances",
-    ),
     ("undefined", "step"): Remedy(
         "# a step divides by 0 if eps is 0, or is rounded to 0 in float16\n"
         "optimizer = torch.optim.AdamW(model.parameters(), eps=1e-4)  # for example\n"
@@ -146,32 +114,6 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# an option of the optimizer is not finite, such as lr: print the options in\n"
         "# optimizer.param_groups, and check the schedule of the learning rate",
         "divergence#what-to-do",
-    ),
-    ("undefined", "linalg_svd"): Remedy(
-        "# the vectors of equal singular values are not unique, and have no slope. If\n"
-        "# the loss is the same for all of them, compute it without vectors. If not,\n"
-        "# small numbers that make the values differ choose them, with steep slopes.\n"
-        "# If the values are enough:\n"
-        "s = torch.linalg.svdvals(x)",
-        "atlas#linear-algebra",
-    ),
-    ("undefined", "linalg_eigh"): Remedy(
-        "# the vectors of equal eigenvalues are not unique, and have no slope. If the\n"
-        "# loss is the same for all of them, compute it without vectors, as matrix_exp\n"
-        "# does. If not, small numbers that make the eigenvalues differ choose the\n"
-        "# vectors, with steep slopes. If the values are enough:\n"
-        "s = torch.linalg.eigvalsh(x)",
-        "undefined#eigenvectors-of-equal-eigenvalues",
-    ),
-    ("undefined", "_weight_norm"): Remedy(
-        "# weight_norm divides a direction by its norm, which is 0. To initialize a row\n"
-        "# with 0, or to prune it, set its magnitude to 0, and not its direction:\n"
-        "g = layer.parametrizations.weight.original0  # weight_g of the older function\n"
-        "v = layer.parametrizations.weight.original1  # weight_v of the older function\n"
-        "empty = (v == 0).flatten(1).all(1)  # with dim=0\n"
-        "with torch.no_grad():\n"
-        "    v[empty], g[empty] = 1.0, 0.0",
-        "atlas#norms-and-distances",
     ),
     ("overflow", ""): Remedy(
         "# the number exists, but it is too large for its dtype:\n"
@@ -225,12 +167,6 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# the dtype rounds this small number to 0: compute the line in float32,\n"
         "# or take a larger one, such as 1e-4 in float16",
         "mixed-precision#an-epsilon-of-1e-8-is-0-in-float16",
-    ),
-    ("overflow", "exp"): Remedy(
-        "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
-        "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
-        "y = F.softplus(x)  # of log(1 + exp(x))",
-        OVERFLOW,
     ),
     ("bad input", ""): Remedy(
         "# look for the cause in the source of the data, or leave such rows out,\n"
@@ -289,6 +225,8 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ),
 }
 """By kind and situation: the operator, or what `_situation` says. The empty one is for all others."""
+
+REMEDIES |= {key: Remedy(*advice) for key, advice in ADVICE.items()}
 
 _ROUNDING = 1e-3
 """How far outside of the domain a number may be that should be at its end but was rounded, relative to the end."""

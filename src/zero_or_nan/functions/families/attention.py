@@ -37,6 +37,7 @@ from ..conditions import ALWAYS, MODERATE, Condition
 from ..graph import forward_class
 from ..numerics import numerics
 from ..registry import derivative, function, rule, transfer
+from ..rewrites import advice
 
 LOWEST = -1e4
 """A logsumexp below this is one of a query whose scores are all very low, as a mask of `finfo.min` makes them.
@@ -65,6 +66,27 @@ function("ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverridea
 
 numerics("scaled_dot_product_attention multi_head_attention_forward", ignores_infinity=True, section="attention")
 numerics("_transformer_encoder_layer_fwd _native_multi_head_attention", ignores_infinity=True)
+advice(
+    "undefined",
+    "scaled_dot_product_attention",
+    "# a row without any allowed element has no softmax:\n"
+    "# allow the elements, and drop the row's result\n"
+    "empty = ~allowed.any(-1, keepdim=True)\n"
+    "y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | empty)\n"
+    "y = y.masked_fill(empty, 0)",
+    "attention#what-to-do",
+)
+advice(
+    "undefined",
+    "multi_head_attention_forward",
+    "# a sample of nothing but padding has no softmax:\n"
+    "# allow its elements, and drop its result\n"
+    "empty = padding.all(-1)\n"
+    "padding = padding & ~empty[:, None]\n"
+    "y, _ = attention(q, k, v, key_padding_mask=padding)\n"
+    "y = y.masked_fill(empty[:, None, None], 0)  # with batch_first=True",
+    "attention#what-to-do",
+)
 
 # These may have sequences one after another, and memory after the last one that no kernel writes to.
 function("EfficientAttention FlashAttention", selects=True)

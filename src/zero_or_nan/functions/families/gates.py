@@ -39,7 +39,7 @@ function(
 )
 
 # The slope jumps at a bound. PyTorch's convention is the slope 0 there. For `clamp` it was 1 before PyTorch 2.14.
-numerics("relu", replaces=True, kinks=lambda node: (0.0,))
+numerics("relu", replaces=True, exact=lambda a: max(a, 0), kinks=lambda node: (0.0,))
 numerics("threshold", kinks=lambda node: (node._saved_threshold,))
 numerics("hardtanh", kinks=lambda node: (node._saved_min_val, node._saved_max_val))
 numerics("hardsigmoid", kinks=lambda node: (-3.0, 3.0), steep_at=())
@@ -47,7 +47,8 @@ CLAMPS_USE_BOUNDS = torch.__version__ < "2.14"  # compared as versions
 numerics("clamp", kinks=lambda node: (node._saved_min, node._saved_max), uses_kinks=CLAMPS_USE_BOUNDS)
 numerics("clamp_min", kinks=lambda node: (node._saved_min,), uses_kinks=CLAMPS_USE_BOUNDS)
 numerics("clamp_max", kinks=lambda node: (node._saved_max,), uses_kinks=CLAMPS_USE_BOUNDS)
-numerics("maximum minimum", of_equals={"": "all"})
+numerics("maximum", exact=max, of_equals={"": "all"})
+numerics("minimum", exact=min, of_equals={"": "all"})
 numerics("fmax fmin", of_equals={"": "one" if CLAMPS_USE_BOUNDS else "all"})  # the same change of PyTorch
 
 

@@ -28,6 +28,7 @@ from ...masks.numbers import has_nan
 from ..conditions import FINITE
 from ..numerics import numerics
 from ..registry import derivative, function, rule
+from ..rewrites import advice
 
 function("LuUnpack", selects=True)
 # Of the matrix, a triangle. A result that is finite shows that no pivot was 0 and that no inverse overflowed.
@@ -36,6 +37,34 @@ function("LinalgSolveTriangular TriangularSolve", selects=True, safe_if=FINITE)
 numerics("linalg_svd linalg_eigh", is_open=True)
 numerics("svd", like="linalg_svd", is_open=True)
 numerics("logdet linalg_slogdet", like="slogdet")
+advice(
+    "undefined",
+    "slogdet",
+    "# the determinant is 0 or negative. If the matrix should be positive definite,\n"
+    "# look for the mistake before this line. If only rounding made it singular:\n"
+    "y = torch.linalg.slogdet(a + 1e-3 * torch.eye(a.shape[-1])).logabsdet",
+    "atlas#linear-algebra",
+)
+advice(
+    "undefined",
+    "linalg_svd",
+    "# the vectors of equal singular values are not unique, and have no slope. If\n"
+    "# the loss is the same for all of them, compute it without vectors. If not,\n"
+    "# small numbers that make the values differ choose them, with steep slopes.\n"
+    "# If the values are enough:\n"
+    "s = torch.linalg.svdvals(x)",
+    "atlas#linear-algebra",
+)
+advice(
+    "undefined",
+    "linalg_eigh",
+    "# the vectors of equal eigenvalues are not unique, and have no slope. If the\n"
+    "# loss is the same for all of them, compute it without vectors, as matrix_exp\n"
+    "# does. If not, small numbers that make the eigenvalues differ choose the\n"
+    "# vectors, with steep slopes. If the values are enough:\n"
+    "s = torch.linalg.eigvalsh(x)",
+    "undefined#eigenvectors-of-equal-eigenvalues",
+)
 
 
 def _reached(rows: Tensor, upper: bool, left: bool = True, **_: Any) -> Tensor:

@@ -29,7 +29,7 @@ from ...masks.numbers import all_finite
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
 from ..numerics import numerics
 from ..registry import function, fused, rule, transfer
-from ..rewrites import rewrite
+from ..rewrites import advice, rewrite
 from .products import without_lost_samples
 
 # The mean of moderate numbers is moderate, and the bias is only added.
@@ -42,6 +42,25 @@ function("WeightNormInterface", safe_if=MODERATE, safe_if_saved={"result1": AWAY
 numerics("normalize", like="layer_norm", no_direction=True)
 numerics("rms_norm group_norm instance_norm batch_norm", like="layer_norm")
 
+advice(
+    "undefined",
+    "layer_norm",
+    "# it divides by a spread or a length that is 0, and eps is 0 as well: take a\n"
+    "# larger eps. In float16, eps=1e-8 is rounded to 0",
+    "atlas#norms-and-distances",
+)
+advice(
+    "undefined",
+    "_weight_norm",
+    "# weight_norm divides a direction by its norm, which is 0. To initialize a row\n"
+    "# with 0, or to prune it, set its magnitude to 0, and not its direction:\n"
+    "g = layer.parametrizations.weight.original0  # weight_g of the older function\n"
+    "v = layer.parametrizations.weight.original1  # weight_v of the older function\n"
+    "empty = (v == 0).flatten(1).all(1)  # with dim=0\n"
+    "with torch.no_grad():\n"
+    "    v[empty], g[empty] = 1.0, 0.0",
+    "atlas#norms-and-distances",
+)
 rewrite("normalize(x, dim=d)", "F.normalize(x, dim=d, eps=1e-3)", "a vector of 0 stays 0, with a slope of 1000")
 
 aten = torch.ops.aten

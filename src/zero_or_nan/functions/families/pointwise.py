@@ -41,7 +41,7 @@ from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
 from ..graph import function_of, run
 from ..numerics import numerics
 from ..registry import derivative, function, rule, transfer
-from ..rewrites import rewrite
+from ..rewrites import advice, rewrite
 
 # Sums, signs, copies and other dtypes.
 
@@ -165,10 +165,18 @@ numerics(
     section="slicing-nan",
 )
 numerics("rsub=__rsub__", name="sub", grows=True, compares=True, written="{1} − {0}", written_scaled="{1} − {2} × {0}")
-numerics("mul=multiply=__mul__=__rmul__=__imul__", grows=True, keeps_zero=True, updates=True, written="{} × {}")
+numerics(
+    "mul=multiply=__mul__=__rmul__=__imul__",
+    exact=lambda a, b: a * b,
+    grows=True,
+    keeps_zero=True,
+    updates=True,
+    written="{} × {}",
+)
 numerics(
     "div=divide=true_divide=__truediv__=__rtruediv__=__itruediv__=__div__=__rdiv__=__idiv__",
     pole=lambda a, b, *_: b == 0,
+    exact=lambda a, b: a / b,
     divides=True,
     keeps_zero=True,
     updates=True,
@@ -177,14 +185,21 @@ numerics(
     points="division-under-a-mask#what-to-do",
 )
 numerics(
-    "reciprocal", pole=_is_zero, inverse=lambda y: 1 / y, written="1 / {}", like="div", section="where-over-division"
+    "reciprocal",
+    pole=_is_zero,
+    inverse=lambda y: 1 / y,
+    exact=lambda a: 1 / a,
+    written="1 / {}",
+    like="div",
+    section="where-over-division",
 )
-numerics("neg=__neg__", keeps_zero=True)
-numerics("abs=__abs__")
+numerics("neg=__neg__", exact=lambda a: -a, keeps_zero=True)
+numerics("abs=__abs__", exact=abs)
 numerics("square", grows=True, written="{0} × {0}")
 numerics(
     "pow=__pow__=__rpow__=__ipow__",
     pole=lambda a, b: a == 0 and not _is_positive_and_whole(b),
+    exact=lambda a, b: a**b,
     written="{} ** {}",
     section="undefined",
     points=_ROOTS,
@@ -260,6 +275,14 @@ rewrite(  # its series near 0, where PyTorch's second derivative is 0 / 0
     "sinc(x)",
     "torch.where(x.abs() < 0.03, 1 - (torch.pi * x) ** 2 / 6 + (torch.pi * x) ** 4 / 120, "
     "torch.where(x.abs() < 0.03, 1, x).sinc())",
+)
+advice(
+    "overflow",
+    "exp",
+    "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
+    "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
+    "y = F.softplus(x)  # of log(1 + exp(x))",
+    "find-it-in-your-model#overflow",
 )
 rewrite("logit(x)", "x.logit(eps=1e-6)", "the slope at 0 and 1 is 0")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...masks.cotangent import Cotangent, unwrap, written_mask
-from ...masks.mask import Mask, everywhere, full, laid_out, reshaped
+from ...masks.mask import Mask, full, laid_out, reshaped
 from ..conditions import ALWAYS
 from ..numerics import numerics
 from ..registry import function, rule, transfer
@@ -176,5 +176,4 @@ def padded(op: Any, grad: Any, pad: Any, fill: Any = 0) -> Any:
 def surrounded(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """The elements, surrounded by written zeros. The zeros are ignored."""
     value = op(grad.value, *args, **kwargs)
-    mask = everywhere(True, grad.value) if grad.mask is None else grad.mask
-    return Cotangent(value, op(mask, *args, **kwargs))
+    return Cotangent(value, op(full(grad.mask, grad.value), *args, **kwargs))

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from ...functions.record import RULES, RULES_OF_SPARSE
 from ...functions.registry import is_own
-from ...masks.cotangent import Cotangent, NotFollowed, Run, handles_operators, ignores, is_finite, step_of, unwrap, wrap
+from ...masks.cotangent import Cotangent, NotFollowed, Run, ignores, is_finite, step_of, unwrap, wrap
 from ...masks.in_place import in_place, remember_view
 from ...masks.numbers import is_sparse, values_of
 from .higher import all_saved, remember_all, step_here
 
 
-@handles_operators
 def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator, and let the operators that its rule calls see which tensors are conjugate."""
     for arg in args:
@@ -27,6 +26,9 @@ def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             with _conjugates_seen():
                 return _dispatch(op, args, kwargs)
     return _dispatch(op, args, kwargs)
+
+
+Cotangent.handler = staticmethod(dispatch)
 
 
 def _conjugates_seen() -> Any:

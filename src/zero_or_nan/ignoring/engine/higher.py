@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from ...functions.conditions import ALWAYS
 from ...functions.record import TRANSFERS, Transfer
 from ...functions.registry import function
-from ...masks.cotangent import Cotangent, Run, is_saved, mask_of, unwrap
+from ...masks.cotangent import Cotangent, Run, mask_of, unwrap
 from ...masks.mask import Mask, anywhere, everywhere
 from .attach import current
 
@@ -195,8 +195,8 @@ def step_here() -> Run | None:
 
 def all_saved(*things: Any) -> bool:
     """True if there are cotangents among these, and all of them were saved by passes that have ended."""
-    cotangents = [thing for thing in _flat(things) if type(thing) is Cotangent]
-    return bool(cotangents) and all(map(is_saved, cotangents))
+    steps = [thing.step for thing in _flat(things) if type(thing) is Cotangent]
+    return bool(steps) and all(step is not None and step.is_over for step in steps)
 
 
 def _flat(things: Iterable[Any]) -> Iterable[Any]:

@@ -307,7 +307,7 @@ class Pass:
                 for (edge, last), result in zip(edges, results, strict=False)
             ]
             try:
-                values, masks = transfer.after(self, node, function, arrived[0], arrived[1], results, wanted)
+                values, masks = transfer.after(self, node, function, arrived, results, wanted)
             except Exception as error:
                 self.failed(function_of(node.name()), error)
         self._hand_on(node, edges, values, masks)

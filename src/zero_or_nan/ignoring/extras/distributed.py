@@ -61,7 +61,9 @@ class Distributed(Form):
     """The form of DTensors. A mask is whole: each process has the mask of all elements."""
 
     is_shared = True
+
     made_by = "torch.distributed.tensor"
+    """The module of PyTorch that makes such tensors. As long as it is not imported, there are none."""
 
     def has(self, tensor: Any) -> bool:
         return is_distributed(tensor)
@@ -70,6 +72,7 @@ class Distributed(Form):
         return None if any(placement.is_partial() for placement in tensor.placements) else tensor._local_tensor
 
     def terms_here(self, tensor: Any) -> Any:
+        """The values that this process has, or its terms of their sums; None if it has neither."""
         unknown = any(each.is_partial() and each.reduce_op not in ("sum", "avg") for each in tensor.placements)
         return None if unknown else tensor._local_tensor
 
@@ -94,9 +97,11 @@ class Distributed(Form):
         return Gathering()
 
     def is_spread(self, roots: Iterable[Any], nodes: Iterable[Any]) -> bool:
+        """True if several processes share the graph with these roots and nodes."""
         return bool(_meshes(roots, nodes))
 
     def on_any_process(self, here: bool, roots: Iterable[Any], nodes: Iterable[Any]) -> bool:
+        """True if `here` is True on one of the processes that share a graph. All of them have to call this together."""
         for mesh in _meshes(roots, nodes):
             if mesh.get_coordinate() is not None:
                 here = bool(_anywhere(torch.tensor(here, device=mesh.device_type), mesh))

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from ....functions.fills import unordered_at
 from ....functions.graph import function_of
-from ....functions.record import GENERATED, Function
+from ....functions.record import GENERATED, Function, Masked
 from ....masks.cotangent import Cotangent, NotFollowed, can_carry, is_finite, mask_of, unwrap
 from ....masks.mask import Mask, all_count, reduced, was_broadcast
 from ....masks.numbers import DENSE, form_of
 from ....masks.watching import Comparisons, Watching
 from ..higher import entered, is_recorded, left
 
-Results = tuple[Sequence[Any], Sequence[Mask]]
+Results = Masked
 """The results of a derivative, as plain tensors, and their masks."""
 
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from ....functions.authoring import RuleFailed
 from ....functions.graph import can_be_read_again, for_each_edge, function_of, run
-from ....functions.record import Function
+from ....functions.record import Function, Masked
 from ....functions.registry import is_own
 from ....masks.cotangent import NotFollowed, is_finite, mask_of, prefer_exact, unwrap
 from ....masks.mask import Mask, all_count, full, reduced, was_broadcast
@@ -35,16 +35,10 @@ class Transferred(Step):
 
     @classmethod
     def after(
-        cls,
-        owner: Owner,
-        node: Any,
-        function: Function,
-        arriving: Sequence[Any],
-        masks: Sequence[Mask],
-        results: Sequence[Any],
-        wanted: Sequence[Any],
-    ) -> Results:
+        cls, owner: Owner, node: Any, function: Function, arrived: Masked, results: Sequence[Any], wanted: Sequence[Any]
+    ) -> Masked:
         """The results and their masks, by a step that begins and ends now. The arguments are as in `Transfer.after`."""
+        arriving, masks = arrived
         if owner.count is not None:
             owner.count.see(node, masks)
         return cls(owner, node, function, masks).end(results, arriving)

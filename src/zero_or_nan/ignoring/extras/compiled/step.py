@@ -133,7 +133,7 @@ class Compiled(Step):
             if type(value) is not Tensor or sent is not None and (value.shape, value.dtype) != (sent.shape, sent.dtype):
                 raise NotFollowed("a compiled region whose graph has other cotangents than its code")
             mask = everywhere(False, value) if sent is None else self.masks[place]
-            arguments[number] = Cotangent(value, mask, cast(Any, self))
+            arguments[number] = Cotangent(value, mask, self)
         with torch.no_grad(), torch._C._DisableAutocast():
             self._comparisons = Comparisons(first_alone=False)
             self._comparisons.start()
@@ -214,7 +214,7 @@ class Compiled(Step):
         if self._region.marks.get(node) is not UNKNOWN or not _is_cotangent(result):
             return result
         self._undecided()
-        return Cotangent(unwrap(result), None, cast(Any, self))
+        return Cotangent(unwrap(result), None, self)
 
     def _check_terms(self, packet: Any, args: Any) -> None:
         """Report a plain tensor beside a cotangent. The derivative is linear, so it is a zero, perhaps an ignored one.

@@ -188,9 +188,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """True if two tensors have the same bits, so that NaN equals NaN."""
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
-    alike = _ALIKE.get(a.dtype.itemsize)
-    if alike is None:
-        return torch.equal(a, b)
+    alike = _ALIKE[a.dtype.itemsize]
     a, b = a.view(alike), b.view(alike)
     if a.numel() < 1 << 15 or a.shape != b.shape or not (a.is_cpu and a.is_contiguous() and b.is_contiguous()):
         return torch.equal(a, b)
