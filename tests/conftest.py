@@ -27,8 +27,8 @@ from tools.project import Project
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# For each kind of GPU that is not there, `torch.manual_seed` keeps the text of the whole stack. The stack of a test is deep,
-# so a seed would take 5 ms, and some tests set thousands of them.
+# For each kind of GPU that is not there, `torch.manual_seed` keeps the text of the whole stack. The stack of a test is
+# deep, so a seed would take milliseconds, and some tests set thousands of them.
 for absent in ("cuda", "xpu", "mtia"):
     if hasattr(getattr(torch, absent, None), "traceback"):
         getattr(torch, absent).traceback = SimpleNamespace(format_stack=list)
