@@ -54,9 +54,6 @@ def main() -> int:
     about = "; ".join(f"{command}: {names}" for command, names in OF_SOME.items())
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{about} (default: all)")
     parser.add_argument(
-        "--root", type=Path, default=Path.cwd(), help="the top folder of the checkout (default: the current folder)"
-    )
-    parser.add_argument(
         "--timeout", type=int, default=120, help="the most seconds that one cell may run (default: 120)"
     )
     for name, (command, about) in ONLY_FOR.items():
@@ -68,17 +65,12 @@ def main() -> int:
         number = getattr(options, name)
         if number is not None and (options.command != command or number < 1):
             parser.error(f"--{name} works only with {command}, and must be at least 1")
-    from .disk import complaint
     from .project import Problem, Project
 
     try:
-        return _run(options, Project(options.root))
+        return _run(options, Project(Path.cwd()))
     except Problem as problem:
         print(f"error: {problem}", file=sys.stderr)
-    except Exception as error:
-        if (said := complaint(error, options.root / "_build")) is None:
-            raise  # it is a bug, and keeps its traceback
-        print(f"error: {said}", file=sys.stderr)
     return 1
 
 
