@@ -143,7 +143,7 @@ def test_every_formula_that_fills_in_zeros_is_recognized():
     """For the samples of PyTorch's operators. Anomaly mode knows which node belongs to which formula."""
     found = [
         (function_of(formula.name()), bool(fills.fills_in(node)))
-        for op in sample(database(), 16, 5)
+        for op in sample(database(), 32, 5)
         for case in itertools.islice(samples(op), 20)
         for node, formula in choosing_nodes(op, case)
         if not record_of(formula).may_select(formula)
