@@ -139,11 +139,12 @@ HARMLESS = frozenset(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_samples")
-def test_every_formula_that_fills_in_zeros_is_recognized():
+def test_every_formula_that_fills_in_zeros_is_recognized(monkeypatch):
     """For the samples of PyTorch's operators. Anomaly mode knows which node belongs to which formula."""
+    monkeypatch.setattr("torch.fx.traceback.format_stack", list)  # anomaly mode would keep the stack of each call
     found = [
         (function_of(formula.name()), bool(fills.fills_in(node)))
-        for op in sample(database(), 32, 5)
+        for op in sample(database(), 16, 5)
         for case in itertools.islice(samples(op), 20)
         for node, formula in choosing_nodes(op, case)
         if not record_of(formula).may_select(formula)
