@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,12 @@ from tools.project import Project
 # it, many times as long as both compute. In the environment for the processes that tests start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# For each kind of GPU that is not there, `torch.manual_seed` keeps the text of the whole stack. The stack of a test is
+# deep, so a seed would take milliseconds, and some tests set thousands of them.
+for absent in ("cuda", "xpu", "mtia"):
+    if hasattr(getattr(torch, absent, None), "traceback"):
+        getattr(torch, absent).traceback = SimpleNamespace(format_stack=list)
 
 
 def leave_out() -> None:

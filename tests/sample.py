@@ -17,5 +17,5 @@ def sample(cases: Iterable[Item], every: int, first: int = 0) -> list[Item]:
 
 
 def examples(count: int) -> int:
-    """How many random examples a property is tried with: a fourth of `count`; all of them in `make test-whole`."""
-    return count if WHOLE else count // 4
+    """How many random examples a property is tried with: an eighth of `count`; all in `make test-whole`."""
+    return count if WHOLE else count // 8

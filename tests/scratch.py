@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
@@ -17,6 +20,7 @@ import psutil
 
 from tools.__main__ import main
 from tools.project import Project
+from tools.steps.warm import Warmth
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -100,10 +104,28 @@ class Book:
         return self.git("rev-parse", "HEAD")
 
     def here(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of `python -m tools` that starts no kernel, in this process: it needs no second for imports."""
+        """Run a command of `python -m tools` in this process, with this checkout's tools.
+
+        It needs no second for imports, and its kernels are forks of one server, which has imported PyTorch once.
+        """
         command, out, error = ["tools", *arguments], StringIO(), StringIO()
-        with chdir(self.root), redirect_stdout(out), redirect_stderr(error), patch("sys.argv", command):
+        with ExitStack() as stack:
+            for changed in (
+                patch.dict(os.environ, self.environment),
+                patch("sys.argv", command),
+                patch("sys.path", [str(self.root / "src"), *sys.path]),  # that of the kernels too
+                patch("tools.steps.run.Warmth", lambda several: Warmth(several=True)),
+                chdir(self.root),
+                redirect_stdout(out),
+                redirect_stderr(error),
+                warnings.catch_warnings(action="ignore"),  # of the event loops that nbclient leaves in its threads
+            ):
+                stack.enter_context(changed)
             status = main()
+            for thread in threading.enumerate():
+                if thread.name.startswith("ThreadPoolExecutor"):
+                    thread.join(5)
+            gc.collect()
         return subprocess.CompletedProcess(command, status, out.getvalue(), error.getvalue())
 
     def run(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:

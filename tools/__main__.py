@@ -38,12 +38,6 @@ OF_SOME = {
 }
 """Commands that take names. Without names, such a command works on everything. An unknown name is an error."""
 
-ONLY_FOR = {
-    "count": ("mutants", "how many mutants to draw (default: 40)"),
-    "seed": ("mutants", "the number that an earlier run printed, to draw its mutants again"),
-}
-"""Options that are a number and belong to one command: the command, and what the number says."""
-
 
 def main() -> int:
     """Run one command, and return its exit status."""
@@ -54,31 +48,22 @@ def main() -> int:
     about = "; ".join(f"{command}: {names}" for command, names in OF_SOME.items())
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{about} (default: all)")
     parser.add_argument(
-        "--root", type=Path, default=Path.cwd(), help="the top folder of the checkout (default: the current folder)"
-    )
-    parser.add_argument(
         "--timeout", type=int, default=120, help="the most seconds that one cell may run (default: 120)"
     )
-    for name, (command, about) in ONLY_FOR.items():
-        parser.add_argument(f"--{name}", type=int, help=f"only for {command}: {about}")
+    parser.add_argument("--count", type=int, help="only for mutants: how many to draw (default: 40)")
+    parser.add_argument("--seed", type=int, help="only for mutants: the number that an earlier run printed")
     options = parser.parse_args()
     if options.names and options.command not in OF_SOME:
         parser.error(f"{options.command} takes no names; only these commands do: {', '.join(OF_SOME)}")
-    for name, (command, _) in ONLY_FOR.items():
-        number = getattr(options, name)
-        if number is not None and (options.command != command or number < 1):
-            parser.error(f"--{name} works only with {command}, and must be at least 1")
-    from .disk import complaint
+    options.numbers = {name: vars(options)[name] for name in ("count", "seed") if vars(options)[name] is not None}
+    if options.numbers and (options.command != "mutants" or min(options.numbers.values()) < 1):
+        parser.error("--count and --seed work only with mutants, and must be at least 1")
     from .project import Problem, Project
 
     try:
-        return _run(options, Project(options.root))
+        return _run(options, Project(Path.cwd()))
     except Problem as problem:
         print(f"error: {problem}", file=sys.stderr)
-    except Exception as error:
-        if (said := complaint(error, options.root / "_build")) is None:
-            raise  # it is a bug, and keeps its traceback
-        print(f"error: {said}", file=sys.stderr)
     return 1
 
 
@@ -90,8 +75,7 @@ def _run(options: argparse.Namespace, project: Project) -> int:
 
         return int(getattr(Build(project, options.timeout), name)(*options.names))
     module = importlib.import_module(COMMANDS[options.command], __package__)
-    extra = {name: number for name in ONLY_FOR if (number := getattr(options, name)) is not None}
-    return int(getattr(module, name)(project, *options.names, **extra) or 0)
+    return int(getattr(module, name)(project, *options.names, **options.numbers) or 0)
 
 
 def _interrupt(*_: object) -> None:

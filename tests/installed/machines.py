@@ -146,10 +146,15 @@ def working_tree():
 
 
 def clone_working_tree(to):
-    """A repository with one commit: the working tree as it is, on the branch that readers get."""
+    """A repository with one commit: the working tree as it is."""
     for name in working_tree():
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PROJECT.root / name, to / name)
+    commit(to)
+
+
+def commit(to):
+    """Make a folder a repository with one commit, on the branch that readers get."""
     git = ("git", "-C", to, "-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgSign=false")
     run("git", "init", "--quiet", "--template=", f"--initial-branch={PROJECT.branch}", to)
     run(*git, "add", "--all", "--force")

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
-from machines import PROJECT
+from machines import PROJECT, Machine, commit
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from sample import WHOLE
@@ -107,31 +107,50 @@ def test_a_notebook_runs_from_the_clone_and_its_claims_hold_and_nothing_is_insta
             assert shown, f"shows no claim:\n{cell.source}"
 
 
-def test_the_set_up_cell_does_nothing_where_both_are_there(machine, machines, setup):
-    machine.find(machines.clone / "src")
-    unreachable(machine)
-    assert machine.run(f"import sys\nbefore = list(sys.path)\n{setup}print(sys.path == before)") == "True\n"
-    assert list(machine.folder.iterdir()) == []
+@pytest.fixture(scope="module")
+def stub(machines):
+    """A repository whose helpers and library import nothing. The set-up cell is the same for it, and takes no time."""
+    for name, code in {"helpers": "class Case: ...\n", "zero_or_nan": "ignoring = None\n"}.items():
+        (machines.home / "stub" / "src" / name).mkdir(parents=True)
+        (machines.home / "stub" / "src" / name / "__init__.py").write_text(code)
+    commit(machines.home / "stub")
+    return machines.home / "stub"
 
 
-def test_helpers_and_a_library_of_the_readers_own_are_not_taken_for_the_books(machine, machines, setup):
-    (machine.folder / "helpers.py").write_text("")
-    shutil.copytree(machines.clone / "src" / "zero_or_nan", machine.packages / "zero_or_nan")
+@pytest.fixture
+def bare(machines, stub, request):
+    """A machine without packages, on which git finds the stub."""
+    return Machine(
+        machines.home / request.node.name,
+        machines.variables | {"GIT_CONFIG_KEY_0": f"url.{stub.as_uri()}.insteadOf"},
+    )
+
+
+def test_the_set_up_cell_does_nothing_where_both_are_there(bare, stub, setup):
+    bare.find(stub / "src")
+    unreachable(bare)
+    assert bare.run(f"import sys\nbefore = list(sys.path)\n{setup}print(sys.path == before)") == "True\n"
+    assert list(bare.folder.iterdir()) == []
+
+
+def test_helpers_and_a_library_of_the_readers_own_are_not_taken_for_the_books(bare, stub, setup):
+    (bare.folder / "helpers.py").write_text("")
+    shutil.copytree(stub / "src" / "zero_or_nan", bare.packages / "zero_or_nan")
     program = f"import helpers\n{setup}from helpers import Case\nprint({FILES})"
-    assert machine.run(program) == f"{cloned(machine)}\n"
+    assert bare.run(program) == f"{cloned(bare)}\n"
 
 
-def test_a_set_up_without_network_leaves_nothing_and_works_once_there_is_one_and_after_a_restart(machine, setup):
+def test_a_set_up_without_network_leaves_nothing_and_works_once_there_is_one_and_after_a_restart(bare, setup):
     cell = indent(setup, "    ")
     program = (
         f"import os\nos.environ['GIT_ALLOW_PROTOCOL'] = 'none'\ntry:\n{cell}"
         "except subprocess.CalledProcessError:\n    print(os.listdir())\n"
         f"os.environ['GIT_ALLOW_PROTOCOL'] = 'file'\n{setup}{setup}print({FILES})"
     )
-    assert machine.run(program) == f"[]\n{cloned(machine)}\n"
-    unreachable(machine)
+    assert bare.run(program) == f"[]\n{cloned(bare)}\n"
+    unreachable(bare)
     again = f"{setup}{setup}print(sys.path.count(str(book / 'src')), {FILES})"
-    assert machine.run(again) == f"1 {cloned(machine)}\n"
+    assert bare.run(again) == f"1 {cloned(bare)}\n"
 
 
 def cloned(machine):

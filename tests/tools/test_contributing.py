@@ -76,13 +76,13 @@ def test_a_new_chapter_by_the_steps_of_the_text_is_built(tmp_path: Path) -> None
     book.contents("one", NAME)
     book.edit("src/helpers/data/threads.toml", '\n[[points]]\nkey = "notes"', f'{THREAD}\n[[points]]\nkey = "notes"')
     fill_in(book, KEY)
-    done = book.run("check", NAME)
+    done = book.here("check", NAME)
     assert done.returncode == 1 and f"chapters/{NAME}.md, code cell 3 (case.claim(" in done.stderr
     assert "fill in what select first gives for x.grad" in done.stderr
     assert "4 later cells failed too" in done.stderr  # claims and the verdict: all other cells run
     fill_in(book, PAGE | {"Fill in: ": "As an example: "})
     for command in ("record", "book"):
-        done = book.run(command)
+        done = book.here(command)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,20 +1,16 @@
 """What is missing is named, and a wrong command is told so."""
 
 import contextlib
-import errno
 import json
 import random
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from scratch import FRONT, ROOT, Book
 
 from tools.__main__ import main
-from tools.disk import ROOM
 from tools.project import Problem, Project, read_record, write, write_record
-from tools.steps.build import Build
 
 
 @pytest.fixture
@@ -82,48 +78,12 @@ def test_every_edit_of_a_record_is_noticed_and_the_command_that_writes_it_is_nam
     assert copy.read_text(encoding="utf-8") == text
 
 
-def test_a_full_disk_is_found_before_any_work(book, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=3 << 20))
-    with pytest.raises(Problem, match=r"_build must be writable and have \d+ MiB free; it has 3 MiB"):
-        Build(Project(book.root), 1).check()
-
-
-FULL = OSError(errno.ENOSPC, "No space left on device", "a file")
-SQLITE = RuntimeError("(x) database or disk is full\n[SQL: y]")
-DISK = {
-    FULL: "OSError: [Errno 28] No space left on device: 'a file'",
-    SQLITE: "RuntimeError: (x) database or disk is full",
-    OSError(errno.EFBIG, "File too large"): "OSError: [Errno 27] File too large",  # under a `ulimit -f`
-    OSError(errno.EROFS, "Read-only file system"): "OSError: [Errno 30] Read-only file system",
-    OSError(errno.ENOENT, "No such file or directory"): None,
-}
-
-
-@pytest.mark.parametrize(("error", "said"), DISK.items())
-def test_a_disk_that_fills_up_later_is_named_and_any_other_error_keeps_its_traceback(
-    book, monkeypatch, capsys, error, said
-):
-    def fails(*_):
-        raise error
-
-    monkeypatch.setattr("tools.steps.build.pair", fails)
-    monkeypatch.setattr("sys.argv", ["tools", "notebooks", "--root", str(book.root)])
-    if said is None:
-        with pytest.raises(type(error)):
-            main()
-    else:
-        assert main() == 1
-        told = capsys.readouterr().err
-        assert told.startswith(f"error: {said}") and told.count("\n") == 1
-        assert f"A build needs {ROOM >> 20} MiB in {book.root}, which has " in told
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["book", "one"], "book takes no names"),
-        (["costs", "--count", "3"], "--count works only with mutants, and must be at least 1"),
-        (["mutants", "--seed", "0"], "--seed works only with mutants, and must be at least 1"),
+        (["costs", "--count", "3"], "--count and --seed work only with mutants, and must be at least 1"),
+        (["mutants", "--seed", "0"], "--count and --seed work only with mutants, and must be at least 1"),
     ],
 )
 def test_a_wrong_command_is_refused_with_the_usage(monkeypatch, capsys, arguments, told):

@@ -20,6 +20,7 @@ CPU = torch.device("cpu")
 EXP, SLICED, ROUNDED = "where over exp", "rows sliced after a linear layer", "1 / x, rounded as plain PyTorch rounds"
 CASES = {case.name: case for case in cases.CASES}
 PLAIN = torch.autograd.grad
+pytestmark = pytest.mark.usefixtures("quick_samples")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ query, and it ignores numbers. It found nothing for a pasted error message or th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ With an `id`, such an element has its own record. Without an `id`, its text belo
 FALLBACK = "data-fallback"
 """The attribute of a marked element that only its heading can find, and only if no page is about that name."""
 
+_UNREAD = re.compile(r"<(script|style|svg)\b.*?</\1>", re.DOTALL)
+"""What is no text. It is most of the HTML, and slow to parse."""
 _PASSED_OVER = (nodes.section, nodes.title, nodes.comment, nodes.Invisible)
 _APART = ("desc_name", "desc_parameter", "desc_parameterlist", "desc_returns", "desc_signature")
 """The parts of a function's signature. Between them the page shows punctuation that is not in its text."""
@@ -122,7 +125,7 @@ class Drawn:
         """Read the searched text of one piece of HTML: a cell's output, or one of our drawings."""
         if raw.get("format") == "html":
             self.words.append("\n")
-            self._read(BeautifulSoup(raw.astext(), "html.parser"), None, output)
+            self._read(BeautifulSoup(_UNREAD.sub("", raw.astext()), "html.parser"), None, output)
 
     def marked(self) -> Iterator[tuple[str, str, list[str], bool]]:
         """The `id`, the heading, the lines, and whether it is a fallback, for each marked element."""
@@ -135,7 +138,7 @@ class Drawn:
     def _read(self, element: Tag, into: list[str] | None, output: bool) -> None:
         """Put the text of an element into a list, or where a part of the element belongs."""
         for part in element.children:
-            if isinstance(part, Tag) and part.name not in ("script", "style", "svg"):
+            if isinstance(part, Tag):
                 inside = self._place(part, into, output)
                 self._read(part, inside, output)
                 if inside is not None and part.name not in self._INLINE:

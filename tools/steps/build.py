@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from ..disk import check_room, complaint
 from ..project import Project
 from ..versions.jax import check_boxes
 from .claimed import Claimed
@@ -41,7 +40,7 @@ class Build:
         """Pair, execute, collect, render. Return the exit status.
 
         Raises:
-            Problem: before any work, if a record is missing or broken, or if the disk is full or not writable.
+            Problem: before any work, if a record is missing or broken.
         """
         self._check_first()
         if written := self._pair():
@@ -53,8 +52,6 @@ class Build:
         try:
             render(self.project)
         except RenderFailed as error:
-            if complaint(error, self.project.build):
-                raise
             said = "All results reproduce, but Sphinx could not render the site; see its message above."
             print(f"\n{error}\n\n{said}", file=sys.stderr)
             return 1
@@ -102,7 +99,6 @@ class Build:
         return written
 
     def _check_first(self) -> None:
-        check_room(self.project.build)
         check_records(self.project)
         check_threads(self.project)
         check_boxes(self.project)

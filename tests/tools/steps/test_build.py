@@ -62,7 +62,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Book, subprocess.Co
             "plain": ["print(6 * 7)"],
         },
     )
-    done = book.run("book")
+    done = book.here("book")
     assert done.returncode == 0, done.stdout + done.stderr
     return book, done
 
@@ -88,7 +88,7 @@ def test_only_a_chapter_whose_code_was_edited_is_executed_again_and_the_last_thr
     edit(book.chapter("words"), "Words of words.", "Other words.")
     for now, new in ((7, 8), (8, 9), (9, 10)):
         edit(book.chapter("plain"), f"6 * {now}", f"6 * {new}")
-        done = book.run("check")
+        done = book.here("check")
         assert done.returncode == 0 and done.stdout.splitlines()[-1].endswith("all results reproduce")
         assert states(done.stdout) == {"claims": "cached", "words": "cached", "plain": "ran"}
     project = Project(book.root)
@@ -129,7 +129,7 @@ def test_an_edited_helper_is_never_served_stale_and_every_build_begins_its_kerne
     book = Book(tmp_path / "book", {"words": words, "plain": ["print(6 * 7)", PIECES]})
     helper = book.root / "src" / "word.py"
     helper.write_text("WORD = 'apple'\n", encoding="utf-8")
-    assert set(states(book.run("check").stdout).values()) == {"ran"} and begins_as_every_kernel_does(book)
+    assert set(states(book.here("check").stdout).values()) == {"ran"} and begins_as_every_kernel_does(book)
 
     # A plain `jupyter-book build .` in the same folder is as safe, ...
     edit(helper, "apple", "plum")
@@ -146,7 +146,7 @@ def test_an_edited_helper_is_never_served_stale_and_every_build_begins_its_kerne
 
     # ... and leaves its outputs to the next build, which goes back to what it knows.
     edit(book.chapter("plain"), "[2.0]", "[1.0]")
-    assert states(book.run("check").stdout) == {"words": "cached", "plain": "ran"}
+    assert states(book.here("check").stdout) == {"words": "cached", "plain": "ran"}
 
 
 BAD = {
@@ -173,7 +173,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> tuple[Book, subprocess.Comp
     book = Book(tmp_path_factory.mktemp("bad") / "book", BAD)
     book.site.mkdir(parents=True)
     (book.site / "index.html").write_text("the site of yesterday", encoding="utf-8")
-    return book, book.run("book", "--timeout", "3")
+    return book, book.run("book", "--timeout", "5")
 
 
 def test_what_fails_stops_the_build_and_leaves_the_site_of_yesterday_and_only_what_went_well_is_cached(bad):
@@ -214,7 +214,7 @@ on torch {version("torch")}, compared exactly
 """,
     "a raising cell": "chapters/raising.md, code cell 2 (# first line): raises ZeroDivisionError: division by zero\n",
     "later cells": "chapters/raising.md: 1 later cell failed too, perhaps because of the cell above\n",
-    "a hanging cell": "chapters/hanging.md, code cell 2 (import time): does not end: still running after 3 s\n",
+    "a hanging cell": "chapters/hanging.md, code cell 2 (import time): does not end: still running after 5 s\n",
     "an exiting cell": "chapters/exiting.md, code cell 2 (os._exit(1)): ends its kernel: the Python process died\n",
     "a killed kernel": "chapters/killed.md, code cell 1 (import os): ends its kernel: the Python process died\n",
     "the sum": "\n4 of 6 claims and verdicts do not hold.\n",
@@ -269,6 +269,7 @@ def test_an_interrupted_build_leaves_no_process_and_goes_on_afterwards(tmp_path,
     caught = "    except KeyboardInterrupt:\n"
     book.edit("tools/__main__.py", caught, f"{caught}        __import__('time').sleep(0.2)\n")
     if how == "Ctrl-C that Python drops":
+        book.edit("tools/__main__.py", "Timer(10, _end)", "Timer(1, _end)")
         loop = "            for future in as_completed(futures):\n"
         suppressed = "            with __import__('contextlib').suppress(KeyboardInterrupt):\n"
         drop = f"{suppressed}                futures[0].result()\n"
@@ -288,7 +289,7 @@ def test_an_interrupted_build_leaves_no_process_and_goes_on_afterwards(tmp_path,
     notebooks = [path.name for path in (book.root / "notebooks").iterdir()]
     assert sorted(notebooks) == ["quick.ipynb", "slow.ipynb", "slower.ipynb"]
     (book.root / "again").touch()
-    done = book.run("check")
+    done = book.here("check")
     assert done.returncode == 0, done.stdout + done.stderr
     assert states(done.stdout)["slow"] == states(done.stdout)["slower"] == "ran"
 

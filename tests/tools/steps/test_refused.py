@@ -21,7 +21,7 @@ def made(tmp_path_factory):
     write_record(book.root / "results" / "measured" / "jax.json", {"words": box})
     book.contents("one", "two", "claim", "words")
     for command in ("record", "check"):  # with what is recorded the environment is another, whose outputs are cached
-        done = book.run(command)
+        done = book.here(command)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 claims and verdicts held, 3 outputs as recorded" in done.stdout
     return book
@@ -63,7 +63,7 @@ def assert_refused(made, path, old, new, said, command, *runs):
 
 @pytest.mark.parametrize(("name", "old", "new", "said"), CODE)
 def test_other_results_of_a_page_are_refused_also_if_they_come_from_the_cache(made, name, old, new, said):
-    assert_refused(made, f"chapters/{name}.md", old, new, said, f"check {name}", made.run, made.here)
+    assert_refused(made, f"chapters/{name}.md", old, new, said, f"check {name}", made.here, made.here)
 
 
 @pytest.mark.parametrize(("path", "old", "new", "command", "said"), WORDS)
@@ -77,9 +77,9 @@ def test_a_change_is_recorded_on_request_unless_a_claim_fails(made, tmp_path):
     before = record.read_bytes()
     book.edit("chapters/two.md", "print(1)", "print(2)")
     book.edit("chapters/claim.md", "'x', 1.0, 1.0", "'x', 1.0, 2.0")
-    assert book.run("record").returncode == 1 and record.read_bytes() == before
+    assert book.here("record").returncode == 1 and record.read_bytes() == before
     book.edit("chapters/claim.md", "'x', 1.0, 2.0", "'x', 1.0, 1.0")
-    assert book.run("record").returncode == 0
+    assert book.here("record").returncode == 0
     assert json.loads(record.read_text(encoding="utf-8"))["pages"]["two"][0]["output"] == ["2"]
 
 
@@ -92,7 +92,7 @@ def test_a_build_on_another_release_says_that_outputs_were_not_compared(made, tm
     write_record(record, content)
     book.edit("chapters/two.md", "print(1)", "print(2)")
     book.edit("chapters/two.md", "Words of two.", "It is 99.")
-    done = book.run("check")
+    done = book.here("check")
     assert done.returncode == 0
     said = "outputs and numbers in the text were NOT compared, because they were recorded with {'torch': '2.0.0'"
     assert done.stdout.splitlines()[-1].startswith(said)

@@ -14,7 +14,7 @@ def test_every_broken_reference_is_named_and_stops_the_build(tmp_path):
     book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
     with book.chapter("two").open("a", encoding="utf-8") as file:
         file.write("\n" + "\n\n".join(BROKEN) + "\n")
-    done = book.run("book")
+    done = book.here("book")
     assert done.returncode == 1
     assert "All results reproduce, but Sphinx could not render the site" in done.stderr
     assert "FutureWarning" not in done.stderr

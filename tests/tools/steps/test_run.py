@@ -35,7 +35,7 @@ def deaths(monkeypatch):
 
 
 def run(tmp_path, *cells):
-    with TemporaryDirectory() as folder, warm.Warmth(several=False):
+    with TemporaryDirectory() as folder, warm.Warmth(several=True):
         return run_one(tmp_path / "chapter.md", notebook(*cells), timeout=20, folder=folder)
 
 

@@ -72,17 +72,17 @@ def test_a_page_that_leaves_something_out_stops_the_build_until_it_is_repaired(t
     edit(book.chapter("one"), "print(1)", ":tags: [remove-output]\n\nprint(1)")
     edit(book.chapter("two"), "Words", '<a href="one.html#no-such">Words</a>')
     for _ in range(2):  # the second time, nothing has changed since
-        done = book.run("book")
+        done = book.here("book")
         said = ["chapters/one.md, code cell 1 (print(1))", "two.html: one.html#no-such"]
         assert done.returncode == 1 and all(text in done.stderr for text in said), done.stdout + done.stderr
     edit(book.chapter("one"), ":tags: [remove-output]\n\n", "")
     edit(book.chapter("two"), '<a href="one.html#no-such">Words</a>', "Words")
     edit(book.root / "_config.yml", "execute_notebooks: cache", 'execute_notebooks: "off"')
-    done = book.run("book")
+    done = book.here("book")
     assert done.returncode == 1 and "one.md, code cell 1" in done.stderr and "two.md, code" in done.stderr
     edit(book.root / "_config.yml", 'execute_notebooks: "off"', "execute_notebooks: cache")
     shutil.rmtree(book.root / "_build" / "executed")
-    done = book.run("book")
+    done = book.here("book")
     assert done.returncode == 0, done.stderr
 
 

@@ -47,7 +47,7 @@ def test_the_origin_is_the_commit_and_whether_a_source_was_changed_since(book):
 def test_the_pages_are_written_again_and_only_those_with_a_new_text_are_read(tmp_path):
     book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
     first = book.commit()
-    assert book.run("book").returncode == 0  # it also adds the addresses of the pages to results/
+    assert book.here("book").returncode == 0  # it also adds the addresses of the pages to results/
     assert f"{first[:10]}</code></a> of " in book.page("two")
     read = {path: path.stat().st_mtime_ns for path in (book.root / "_build" / ".doctrees").rglob("*.doctree")}
     assert len(read) == 2
@@ -57,7 +57,7 @@ def test_the_pages_are_written_again_and_only_those_with_a_new_text_are_read(tmp
     for path in spoilt:
         path.write_text("not ours", encoding="utf-8")
     second = book.commit()
-    done = book.run("book").stdout
+    done = book.here("book").stdout
     assert done.count(" cached ") == 2 and "not ours" not in [path.read_text(encoding="utf-8") for path in spoilt]
     assert f"{second[:10]}</code></a> of " in book.page("two") and first[:10] not in book.page("two")
     assert {path: path.stat().st_mtime_ns for path in read} == read
@@ -70,7 +70,7 @@ def test_the_pages_are_written_again_and_only_those_with_a_new_text_are_read(tmp
         times = path.stat().st_atime_ns, path.stat().st_mtime_ns
         edit(path, old, new)
         os.utime(path, ns=times)
-    assert book.run("book").returncode == 0
+    assert book.here("book").returncode == 0
     assert "<p>New.</p>" in book.page("two") and "An license" in book.page("two")
     for name in ("one", "two"):
         shown = book.page(name)

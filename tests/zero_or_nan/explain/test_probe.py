@@ -30,7 +30,7 @@ from zero_or_nan.explain.probe.candidates import kind_of
 OWN = {program.name: program for program in programs(ROOT / FILE) if program.part == "own"}
 
 
-@pytest.mark.parametrize("name", sample(OWN, 3))  # `make probe` searches all of them
+@pytest.mark.parametrize("name", sample(OWN, 9))  # `make probe` searches all of them
 def test_the_lines_that_can_fail_are_found_and_healthy_losses_are_not_blamed(name, tmp_path):
     names = variables(tmp_path, OWN[name].source)
     report = explain.probe(names["loss_fn"], *names["inputs"](), seconds=60)

@@ -139,8 +139,9 @@ HARMLESS = frozenset(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_samples")
-def test_every_formula_that_fills_in_zeros_is_recognized():
+def test_every_formula_that_fills_in_zeros_is_recognized(monkeypatch):
     """For the samples of PyTorch's operators. Anomaly mode knows which node belongs to which formula."""
+    monkeypatch.setattr("torch.fx.traceback.format_stack", list)  # anomaly mode would keep the stack of each call
     found = [
         (function_of(formula.name()), bool(fills.fills_in(node)))
         for op in sample(database(), 16, 5)
