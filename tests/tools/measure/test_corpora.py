@@ -10,7 +10,6 @@ from scratch import ROOT
 
 from tools.measure import corpora, first_look, probe
 from tools.measure.corpora import Program, programs
-from tools.measure.torchs_losses import LOSSES, TRACKER
 
 HEAD = "import torch\n\ndef program():\n    x = torch.tensor([0.0, 4.0], requires_grad=True)\n"
 END = "    loss.backward()\n    return {'x': x.grad}\n\ndef right():\n    return "
@@ -123,4 +122,3 @@ def test_what_the_pages_say_of_today_is_true_of_the_answers_that_were_held_back(
 def test_a_loss_of_pytorchs(name):
     found = probe.answer_of_torch(name)["findings"]
     assert [each["function"] for each in found] == ["soft_margin_loss"] * ("soft" in name)
-    assert all(any(name.startswith(start) for name in LOSSES) for start in TRACKER)
