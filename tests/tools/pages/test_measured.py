@@ -3,8 +3,11 @@
 import re
 
 import pytest
+from scratch import ROOT
 
 from tools.measure import costs, costs_shown, fixed, penguins
+from tools.pages.measured import DRAWN, drawn
+from tools.project import Project
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is not recommended to create a MaskedTensor")  # it makes its own
 
@@ -42,6 +45,10 @@ def cells(html):
     return [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", html)]
 
 
+def test_each_directive_draws_its_records():
+    assert [name for name in DRAWN if "<" not in drawn(Project(ROOT), name)] == []
+
+
 def test_costs_are_shown_as_ratios():
     html = costs_shown.shown(COSTS)
     found = cells(html)
@@ -64,7 +71,7 @@ def test_functions_are_shown_from_the_slowest_on():
     assert cells(html)[12] == "second" and len(cells(html)) == 4 * 12
     assert "In the median of 12 functions with" in html and "an error" not in html
     assert "a fifth for <code>grows</code> (with one NaN)." in html
-    fast = {**FUNCTIONS[0], "clean": [[1, 0.7], [1, 1], [1, 1]]}
+    fast = {**FUNCTIONS[0], "clean": [[1, 0.7], [1, 1], [1, 1]], "contaminated": 3 * [[1, 0.5]]}
     assert "the least multiple is 0.7: so a difference of 0.3" in costs_shown.by_function({"functions": [fast]})
 
 
