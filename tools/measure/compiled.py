@@ -376,8 +376,8 @@ def shown(content: dict[str, Any]) -> str:
             names += [] if row["name"] in names else [row["name"]]
     meanings = []
     for outcome in shown:
-        names = ", ".join(f"<code>{html.escape(name)}</code>" for name in having.get(outcome, []))
-        found = f" So it is for some programs of {names}." if names else ""
+        places = ", ".join(f"<code>{html.escape(name)}</code>" for name in having.get(outcome, []))
+        found = f" So it is for some programs of {places}." if places else ""
         meanings.append(f"<li><em>{NAMES.get(outcome, outcome).capitalize()}</em>: {OUTCOMES[outcome]}.{found}</li>")
     never = (
         ""

@@ -162,9 +162,9 @@ def low_scores(device: str) -> list[dict[str, str]]:
             q, k, v = (torch.randn(1, 1, length, 64, device=device, dtype=dtype) / 10 for _ in range(3))
             q[..., 0], k[..., 0] = 1, LOW * math.sqrt(64)
             leaves = [each.requires_grad_() for each in (q, k, v)]
-            attended = F.scaled_dot_product_attention(*leaves, mask)
+            attended = F.scaled_dot_product_attention(q, k, v, mask)
             with _without_cudnn():
-                other = F.scaled_dot_product_attention(*leaves, mask)
+                other = F.scaled_dot_product_attention(q, k, v, mask)
             loss = attended.float().square().sum()
             found = {
                 "plain": torch.autograd.grad(loss, leaves, retain_graph=True),
