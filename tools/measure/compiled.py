@@ -56,6 +56,8 @@ OUTCOMES = {
     ),
 }
 """The possible outcomes for a program with one kind of bad rows, the worst first, and what they mean."""
+NAMES = {"miscompiled": "changed by compiling"}
+"""The names of outcomes on the page, if they have other names there."""
 VIOLATIONS = ("hidden", "silent", "other bits", "failed")
 
 Region = Callable[[Any], Any]
@@ -361,42 +363,34 @@ def add(project: Project, release: str, backend: str, found: dict[str, dict[str,
 
 
 def shown(content: dict[str, Any]) -> str:
-    """A table of the outcomes of the programs, by release and backend; folded, the programs that are not right."""
+    """A table of the outcomes of the programs, by release and backend; what they mean, and which layers have them."""
     totals = content["totals"]
     counts = {outcome: sum(row[outcome] for row in totals) for outcome in reversed(OUTCOMES)}
     shown = [outcome for outcome, count in counts.items() if count]
     caption = f"Of {sum(counts.values()):,} compiled programs with bad rows, "
-    caption += ", ".join(f"{counts[outcome]:,} are {outcome}" for outcome in shown)
-    meanings = "".join(f"<li><em>{each.capitalize()}</em>: {OUTCOMES[each]}.</li>" for each in reversed(OUTCOMES))
-
-    def place(row: dict[str, Any]) -> str:
-        return f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>"
-
+    caption += ", ".join(f"{counts[outcome]:,} are {NAMES.get(outcome, outcome)}" for outcome in shown)
+    having: dict[str, list[str]] = {}
+    for row in content["exceptions"]:
+        for outcome, _ in cases_by_outcome(row):
+            names = having.setdefault(outcome.partition(":")[0], [])
+            names += [] if row["name"] in names else [row["name"]]
+    meanings = []
+    for outcome in shown:
+        places = ", ".join(f"<code>{html.escape(name)}</code>" for name in having.get(outcome, []))
+        found = f" So it is for some programs of {places}." if places else ""
+        meanings.append(f"<li><em>{NAMES.get(outcome, outcome).capitalize()}</em>: {OUTCOMES[outcome]}.{found}</li>")
+    never = (
+        ""
+        if any(counts[outcome] for outcome in VIOLATIONS)
+        else "<p><code>ignoring</code> made no gradient wrong without a warning.</p>"
+    )
     lines = [
-        [place(row), f"{row['names']} {row['of']}", str(sum(row[each] for each in OUTCOMES))]
-        + [str(row[each]) for each in shown]
+        [f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>", f"{row['names']} {row['of']}"]
+        + [str(sum(row[each] for each in OUTCOMES)), *(str(row[each]) for each in shown)]
         for row in totals
     ]
-    head = ["PyTorch, backend", "layers or losses", "programs", *shown]
-    table = f"<ul>{meanings}</ul>" + show.table(caption, head, lines)
-    left = [
-        [
-            place(row),
-            html.escape(row["name"]),
-            "<br>".join(html.escape(f"{what}: {'; '.join(cases)}") for what, cases in cases_by_outcome(row)),
-        ]
-        for row in content["exceptions"]
-    ]
-    if not left:
-        return prose(table)
-    more = show.table(
-        "Programs that are not right: the reduction of a loss, how it leaves out the bad rows, and what these are. "
-        "A row that is <em>deselected</em> is left out by <code>torch.where</code>",
-        ["PyTorch, backend", "layer or loss", "outcome: programs"],
-        left,
-        stack=True,
-    )
-    return prose(table, f"<details><summary>{len(left)} rows of programs that are not right</summary>{more}</details>")
+    head = ["PyTorch, backend", "layers or losses", "programs", *(NAMES.get(outcome, outcome) for outcome in shown)]
+    return prose(show.table(caption, head, lines), f"<ul>{''.join(meanings)}</ul>{never}")
 
 
 def cases_by_outcome(row: dict[str, Any]) -> list[tuple[str, list[str]]]:

@@ -21,7 +21,12 @@ from .first_look import FILE, summed
 from .other_tools import TOOLS, Told, versions
 from .records import keep, made_with, prose, read
 
-COLUMNS = {"work": "used for work", "held": "held back", "healthy": "false alarms on healthy programs"}
+COLUMNS = {
+    "work": "right line, used for work on <code>explain</code> (of {})",
+    "held": "right line, held back (of {})",
+    "healthy": "false alarm on a healthy program (of {})",
+}
+"""The parts of the programs, and what a tool's number in each part counts."""
 
 
 def explained(project: Project) -> None:
@@ -80,23 +85,13 @@ NAMES = {
 
 
 def shown(content: dict[str, Any]) -> str:
-    """A table with a row for each tool, and a comparison of `explain` with the best of the others."""
-    body = [["all programs", *(str(content["programs"][each]) for each in COLUMNS)]]
+    """A table of the tools that name a line. Tools with the same numbers share a row."""
+    names: dict[tuple[int, ...], list[str]] = {}
     for row in content["rows"]:
         version = row["version"].removeprefix(f"{row['tool']} ")
         name = NAMES[row["tool"]] + (f" ({version})" if version and not version.startswith("torch ") else "")
-        body.append([name, *(str(row[each]) for each in COLUMNS)])
-    caption = (
-        "Programs in which each tool names the line at fault, and healthy programs on which it raises a false alarm "
-        f"(torch {content['torch']})"
-    )
-    table = show.table(caption, ["tool", *COLUMNS.values()], body, stack=True)
-    rows = {row["tool"]: row for row in content["rows"]}
-    ours, best = rows.pop("explain"), max(rows.values(), key=lambda row: row["held"])
-    name, programs = NAMES[best["tool"]], content["programs"]
-    said = (
-        f"<p>Of the {programs['held']} programs held back, {name} names the line in {best['held']}, and "
-        f"<code>explain</code> in {ours['held']}. On the {programs['healthy']} healthy programs, {name} raises "
-        f"{best['healthy']} false alarms, and <code>explain</code> {ours['healthy']}.</p>"
-    )
-    return prose(table, said)
+        names.setdefault(tuple(row[each] for each in COLUMNS), []).append(name)
+    body = [[", ".join(alike), *map(str, counts)] for counts, alike in names.items() if any(counts[:2])]
+    head = [text.format(content["programs"][each]) for each, text in COLUMNS.items()]
+    caption = f"In how many programs each tool names the line at fault (torch {content['torch']})"
+    return prose(show.table(caption, ["tool", *head], body, stack=True))

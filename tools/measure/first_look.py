@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helpers import show
 from zero_or_nan import explain
 from zero_or_nan.explain import Origin, Report
 
@@ -31,14 +30,9 @@ SECONDS = 120.0
 MOST_ORIGINS = 5
 """How often a remedy is written into a program, if each time another origin is left."""
 
-ANSWERS = {
-    "works": "the remedy, pasted, gives the right numbers",
-    "works by a choice": "the remedy, pasted, gives finite numbers, and you have to choose the value",
-    "advice": "there is advice, but no line to paste",
-    "wrong": "the remedy, pasted, gives wrong numbers",
-    "not enough": "the numbers are still not finite",
-    "nothing": "no origin is found",
-}
+ANSWERS = ("works", "works by a choice", "advice", "wrong", "not enough", "nothing")
+"""What becomes of a program: the remedy, pasted, gives the right numbers; or finite ones, whose value a person has to
+choose; there is no line to paste; the line gives wrong numbers; or numbers that are not finite; nothing is found."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +132,12 @@ def summed(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def shown(content: dict[str, Any]) -> str:
-    """A table of both halves."""
-    halves = [summed(content["work"]), summed(content["first"])]
-    texts = {"failing": "programs that fail", "right line": "the line is right", "right kind": "the kind is right"}
-    texts |= ANSWERS | {"false alarms": "false alarms on healthy programs"}
-    body = [[text, *(str(half[word]) for half in halves)] for word, text in texts.items()]
-    caption = f"What <code>explain</code> says of programs from public reports (torch {content['torch']})"
-    return prose(show.table(caption, ["answer", "used for work", "held back"], body, stack=True))
+    """What became of the programs that were held back, in sentences."""
+    held = summed(content["first"])
+    words = [held[word] for word in ("failing", "right kind", *ANSWERS)]
+    return prose(
+        "<p>Of the {} programs held back, the first report named the right kind in {}. The remedy, pasted, gave the "
+        "right numbers in {}, and finite numbers whose value you have to choose in {}. For {}, there was only "
+        "<em>advice</em>, a few lines of comment. In {}, the remedy gave wrong numbers, in {} the numbers were still "
+        "not finite, and in {} nothing was found.</p>".format(*words)
+    )

@@ -229,31 +229,25 @@ def _line(name: str, *tallies: Tally) -> str:
 
 
 def shown(content: dict[str, Any]) -> str:
-    """Three tables: operators with samples that are not fixed, with totals; the causes; folded, the other operators."""
+    """Two tables: operators with samples that are not fixed, with totals, and the causes."""
     columns = ("samples", "contaminated", "fixed", "broken")
     total = content["totals"]
     rows = [row for row in content["rows"] if row["contaminated"]]
     left = sorted((row for row in rows if row["fixed"] < row["contaminated"]), key=_fixed_share)
-    whole = [row for row in rows if row["fixed"] == row["contaminated"]]
-
-    def lines(rows: list[dict[str, Any]]) -> list[list[str]]:
-        return [[_with_notes(row), *(str(row[column]) for column in columns)] for row in rows]
-
+    lines = [[_with_notes(row), *(str(row[column]) for column in columns)] for row in left]
     caption = (
         f"{total['fixed']:,} of {total['contaminated']:,} contaminated samples fixed "
         f"({_share(total['fixed'], total['contaminated'])}), {total['broken']} broken; "
         f"{content['operators']} operators, torch {html.escape(content['torch'])}"
     )
     foot = ["all operators", *(str(total[column]) for column in columns)]
-    head = ["operator", *columns]
-    parts = [show.table(caption, head, lines(left), foot)]
+    parts = [show.table(caption, ["operator", *columns], lines, foot)]
     if left:
         parts.append(_causes(left))
+    said = f"<p>On {len(rows) - len(left)} other operators, every contaminated sample is fixed."
     if total["left_out"]:
-        parts.append(f"<p>{total['left_out']} samples of the database were left out, because they are too large.</p>")
-    every = show.table("Operators for which every contaminated sample is fixed", head, lines(whole))
-    parts.append(f"<details><summary>{len(whole)} operators are fixed on every sample</summary>{every}</details>")
-    return prose(*parts)
+        said += f" {total['left_out']} samples of the database were left out, because they are too large."
+    return prose(*parts, f"{said}</p>")
 
 
 def _causes(rows: list[dict[str, Any]]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ SEEDS = 2
 FAR = 0.05
 """The largest distance from the right gradient that counts as the round-off of half precision, as a share of the
 largest element."""
+LOW = -120.0
+"""About the score of each key in the case of pytorch#196678, which also needs a length % 128 of 64."""
 
 
 def on_gpu(project: Project) -> None:
@@ -40,7 +43,7 @@ def on_gpu(project: Project) -> None:
     """
     made_with = {"torch": RELEASE, "device": gpu()}
     cudnn = torch.backends.cudnn.version()
-    keep(project, "empty_rows", {**made_with, "cudnn": cudnn, "rows": empty_rows("cuda")})
+    keep(project, "empty_rows", {**made_with, "cudnn": cudnn, "rows": empty_rows("cuda"), "low": low_scores("cuda")})
     costs = [{"model": name, **costs_of(*make())} for name, make in MODELS.items()]
     rows, _ = ask_all(torch.device("cuda"), lambda row: None)  # last, because it changes settings of the process
     words = [{"name": row.name, "plain": row.plain, "ignoring": row.ignoring} for row in rows]
@@ -122,12 +125,8 @@ def _case(device: str, dtype: torch.dtype, length: int, hidden: float, at: slice
     loss = _rows(attended, ~empty).float().square().sum()
     plain = torch.autograd.grad(loss, leaves, retain_graph=True)
     ours = ignoring.grad(loss, leaves)
-    was = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
+    with _without_cudnn():
         other = F.scaled_dot_product_attention(q, k, v, mask)
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(was)
     without = torch.autograd.grad(_rows(other, ~empty).float().square().sum(), leaves)
     wide = [each.double().requires_grad_() for each in inputs]
     scores = (wide[0] @ wide[1].mT / math.sqrt(64)).masked_fill(~keep_all & ~empty[:, None, :, None], -math.inf)
@@ -138,15 +137,61 @@ def _case(device: str, dtype: torch.dtype, length: int, hidden: float, at: slice
     return attended.grad_fn.name(), value, *(_word(found, wanted) for found in (plain, ours, without))
 
 
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    was = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was)
+
+
+def low_scores(device: str) -> list[dict[str, str]]:
+    """The case of pytorch#196678: all scores are low, and the mask hides nothing. The gradients of each row, in words.
+
+    They are only checked for NaN, because float64 differs from them: in half precision, terms as large as the scores
+    cancel.
+    """
+    rows = []
+    for dtype in (torch.bfloat16, torch.float16):
+        length = LENGTHS[0]
+        keep_all = torch.ones(1, 1, length, length, dtype=torch.bool, device=device)
+        for form, mask in {"bool": keep_all, "float": torch.zeros_like(keep_all, dtype=dtype)}.items():
+            torch.manual_seed(0)
+            q, k, v = (torch.randn(1, 1, length, 64, device=device, dtype=dtype) / 10 for _ in range(3))
+            q[..., 0], k[..., 0] = 1, LOW * math.sqrt(64)
+            leaves = [each.requires_grad_() for each in (q, k, v)]
+            attended = F.scaled_dot_product_attention(q, k, v, mask)
+            with _without_cudnn():
+                other = F.scaled_dot_product_attention(q, k, v, mask)
+            loss = attended.float().square().sum()
+            found = {
+                "plain": torch.autograd.grad(loss, leaves, retain_graph=True),
+                "ours": ignoring.grad(loss, leaves),
+                "without": torch.autograd.grad(other.float().square().sum(), leaves),
+            }
+            assert attended.grad_fn is not None
+            words = {name: _nan(gradients) or "finite" for name, gradients in found.items()}
+            made = {"dtype": str(dtype).removeprefix("torch."), "mask": form, "kernel": attended.grad_fn.name()}
+            rows.append(made | words)
+    return rows
+
+
 def _rows(attended: Tensor, rows: Tensor) -> Tensor:
     return attended.transpose(1, 2)[rows]
 
 
-def _word(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> str:
-    """`right`, `wrong`, or the gradients that have NaN: `NaN in q`."""
+def _nan(found: Sequence[Tensor]) -> str:
+    """The gradients that have NaN: `NaN in q`; an empty text if there is none."""
     nan = [name for name, each in zip("qkv", found, strict=True) if not each.isfinite().all()]
-    if nan:
-        return f"NaN in {', '.join(nan)}"
+    return f"NaN in {', '.join(nan)}" if nan else ""
+
+
+def _word(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> str:
+    """`right`, `wrong`, or the gradients that have NaN."""
+    if nan := _nan(found):
+        return nan
     far = (float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True))
     return "right" if max(far) < FAR else "wrong"
 
@@ -172,30 +217,43 @@ def shown(record: dict[str, Any]) -> str:
 
 
 def rows_shown(record: dict[str, Any]) -> str:
-    """A table of the queries without a key, by dtype, number of keys and form of the mask, and its sums."""
-    gradients = {"plain": "plain PyTorch", "ours": "with ignoring", "without": "plain PyTorch, without cuDNN"}
-    head = ["dtype", "keys", "mask", "output of the empty rows", *(f"gradients, {name}" for name in gradients.values())]
-    rows = [
-        [
-            f"<code>{row['dtype']}</code>",
-            str(row["keys"]),
-            f"<code>{html.escape(row['mask'].replace('-', '−'))}</code>",
-            *(_counted(row[column], row["cases"]) for column in ("output", *gradients)),
-        ]
-        for row in record["rows"]
-    ]
+    """A table of the queries without a key, without the lengths of which all is right; and sentences on all cases."""
+    gradients = {"plain": "plain PyTorch", "without": "plain PyTorch, without cuDNN", "ours": "with ignoring"}
+    head = ["dtype", "mask", "output of the empty rows", *(f"gradients, {name}" for name in gradients.values())]
+    rows, others = [], set(LENGTHS)
+    for row in record["rows"]:
+        if any(row[column].keys() != {"right"} for column in gradients):
+            others.discard(row["keys"])
+    told = [row for row in record["rows"] if row["keys"] not in others]
+    for row in told:
+        name = _MASKS.get(row["mask"], f"<code>{html.escape(row['mask'])}</code>")
+        outcomes = (_counted(row[column], row["cases"]) for column in ("output", *gradients))
+        rows.append([f"<code>{row['dtype']}</code>", name, *outcomes])
     kernels = ", ".join(sorted({f"<code>{kernel}</code>" for row in record["rows"] for kernel in row["kernel"]}))
     version = record["cudnn"]
     cudnn = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
     place = f"{html.escape(record['device'])}, PyTorch {record['torch']}, cuDNN {cudnn}"
-    plain, ours, without = (sum(row[column].get("right", 0) for row in record["rows"]) for column in gradients)
+    plain, without, ours = (sum(row[column].get("right", 0) for row in told) for column in gradients)
     said = (
-        f"<p>Of {sum(row['cases'] for row in record['rows'])} runs, {plain} have the right gradients with plain "
-        f"PyTorch, {without} without cuDNN, and {ours} with <code>ignoring.backward(loss)</code>, this book's "
-        "replacement of <code>loss.backward()</code>.</p>"
+        f"<p>Of these {sum(row['cases'] for row in told)} runs, {plain} have the right gradients with plain PyTorch, "
+        f"{without} without cuDNN, and {ours} with <code>ignoring.backward(loss)</code>, this book's replacement of "
+        "<code>loss.backward()</code>."
     )
-    caption = f"Attention with empty rows in cuDNN's kernel, whose node is {kernels} ({place})"
+    said += "".join(f" With {length} keys, all gradients are right." for length in sorted(others))
+    low = record["low"]
+    plain, without, ours = (sum("NaN" in row[column] for row in low) for column in gradients)
+    said += (
+        f"</p><p>In the issue's own case, the mask hides nothing, and each score is about −{-LOW:.0f}. Of {len(low)} "
+        f"runs with {LENGTHS[0]} keys, in both dtypes with a bool and a float mask, {plain} have NaN in "
+        f"<code>q.grad</code> with plain PyTorch, {without} without cuDNN, and {ours} with <code>ignoring</code>.</p>"
+    )
+    keys = " and ".join(sorted({str(row["keys"]) for row in told}))
+    caption = f"Attention with empty rows and {keys} keys in cuDNN's kernel, whose node is {kernels} ({place})"
     return prose(show.table(caption, head, rows, stack=True), said)
+
+
+_MASKS = {"-inf": "float, <code>−inf</code>", "finfo.min": "float, <code>finfo.min</code>"}
+"""The names of masks that are added to the scores."""
 
 
 def _counted(words: dict[str, int], of: int) -> str:

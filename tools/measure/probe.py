@@ -23,7 +23,7 @@ from ..project import Project
 from .apart import all_apart
 from .corpora import Program, answers, programs, variables, written
 from .records import keep, made_with, prose, read
-from .torchs_losses import LOSSES, OFF, READ, TRACKER, searchable
+from .torchs_losses import LOSSES, searchable
 
 FILE = Path("tests/zero_or_nan/explain/losses.md")
 SECONDS = 10.0
@@ -142,32 +142,16 @@ def summed(rows: list[dict[str, Any]]) -> dict[str, int]:
     }
 
 
-def _on_tracker(name: str, kind: str) -> str:
-    known = OFF if kind == "rounded" else TRACKER
-    return next((text for start, text in known.items() if name.startswith(start)), "no report found")
-
-
 def shown(content: dict[str, Any]) -> str:
-    """A table of the parts, and one of PyTorch's own losses."""
-    parts = {"own": "our own", "work": "used for work", "held": "held back", "grist": "of GRIST"}
+    """A table of the parts, and a sentence on PyTorch's own losses."""
+    parts = {"own": "our own", "work": "used for work", "held": "held back"}
     counts = {part: summed(content[part]) for part in parts}
     body = [[text, *(str(counts[part][text]) for part in parts)] for text in counts["own"]]
     caption = f"What <code>explain.probe</code> finds in losses (torch {content['torch']})"
     table = show.table(caption, ["answer", *parts.values()], body, stack=True)
-    rows = [
-        [
-            f'<code>{row["code"]}</code> <span class="zn-note">in {each["function"]}'
-            f"{', finite but off' * (each['kind'] == 'rounded')}</span>",
-            each["distance"],
-            _on_tracker(row["name"], each["kind"]),
-        ]
-        for row in content["torch_losses"]
-        for each in row["findings"]
-    ]
-    none = sum(not row["findings"] for row in content["torch_losses"])
-    caption = (
-        f"PyTorch's own losses and distributions that can fail, as of {READ}; on {none} others, nothing was found. "
-        "Letters and short names stand for the inputs"
+    failing = sum(bool(row["findings"]) for row in content["torch_losses"])
+    said = (
+        f"<p>We also searched {len(content['torch_losses'])} losses and distributions of PyTorch itself: {failing} of "
+        "them can fail. Some are infinite there in exact arithmetic too, or their documentation says so.</p>"
     )
-    head = ["loss, and the function that fails", "input that fails", "reports in PyTorch's tracker"]
-    return prose(table + show.table(caption, head, rows, stack=True))
+    return prose(table, said)

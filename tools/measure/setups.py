@@ -137,45 +137,43 @@ def _with(known: list[str], version: str, found: list[str]) -> list[str]:
 # On the page.
 
 
-def shown(content: dict[str, Any]) -> str:
-    """A table of the setups: the code, the result, and the releases on which it was tested."""
-    rows = [
-        [
-            show.with_code(row["setup"]),
-            f'<pre>{html.escape(row["code"])}</pre><div class="zn-note">{show.with_code(row["remark"])}</div>',
-            _right_on(row),
-        ]
-        for row in content["rows"]
-    ]
-    caption = "Training code with <code>ignoring</code>, and the releases of PyTorch on which it was tested"
-    table = show.table(caption, ["setup", "what you write", "right on"], rows, stack=True)
-    return prose(table, kind="zn-setups zn-searched")
-
-
-def _right_on(row: dict[str, Any]) -> str:
-    tested = f'<span class="zn-word">{spans(row["holds_on"])}</span>'
-    return (tested if row["fixes"] else "<strong>no</strong>") if row["holds_on"] else html.escape(row["not_run"])
-
-
 DECISIONS = tomllib.loads(Path(__file__).with_name("decisions.toml").read_text(encoding="utf-8"))
-"""For each setting, the recorded setup whose code is the line to write, and what to know of its cost and its limits."""
+"""The settings that most people have, the most frequent first: the recorded setup whose code is the line to write, and
+what to know of its cost and its limits, if this is more than the remark of the setup."""
 
 
 def decided(content: dict[str, Any]) -> str:
-    """The table that says which line to write in which training setting, and what to know of its cost and its limits.
+    """The table that says which line to write in which training setting.
 
     The lines are those of the recorded setups, so a test has run each of them.
 
     Raises:
         Problem: if a row's setup is not in the record, or if no release gets it right.
     """
-    code = {row["setup"]: row["code"] for row in content["rows"] if row["fixes"] and row["holds_on"]}
-    if lost := [each["setup"] for each in DECISIONS.values() if each["setup"] not in code]:
+    held = {row["setup"]: row for row in content["rows"] if row["fixes"] and row["holds_on"]}
+    if lost := [each["setup"] for each in DECISIONS.values() if each["setup"] not in held]:
         raise Problem(f"tools/measure/setups.py advises setups that no recorded test holds: {', '.join(lost)}")
+    rows = [{**held[each["setup"]], **each, "setup": setting} for setting, each in DECISIONS.items()]
+    return _table("The line to write, by setting", rows)
+
+
+def shown(content: dict[str, Any]) -> str:
+    """The table of all other setups with a remark, and a sentence that names those whose code says all."""
+    decided = {each["setup"] for each in DECISIONS.values()}
+    others = [row for row in content["rows"] if row["setup"] not in decided and row["holds_on"]]
+    names = "; ".join(show.with_code(row["setup"]) for row in others if not row["remark"])
+    table = _table("The line to write in other settings", [row for row in others if row["remark"]])
+    return table + prose(f"<p>Nothing else changes with these, which were tested too: {names}.</p>")
+
+
+def _table(caption: str, setups: list[dict[str, Any]]) -> str:
     rows = [
-        [show.with_code(setting), f"<pre>{html.escape(code[each['setup']])}</pre>", show.with_code(each["known"])]
-        for setting, each in DECISIONS.items()
+        [
+            show.with_code(row["setup"]),
+            f'<pre>{html.escape(row["code"])}</pre><div class="zn-note">{show.with_code(row["remark"])}</div>',
+            f'<span class="zn-word">{spans(row["holds_on"])}</span>' if row["fixes"] else "<strong>no</strong>",
+        ]
+        for row in setups
     ]
-    caption = "The line to write, by setting. A bad batch has a NaN that the loss ignores."
-    table = show.table(caption, ["your setting", "write", "cost and limits"], rows, stack=True)
-    return prose(table, kind="zn-setups zn-decisions")
+    head = ["your setting", "write", "right on PyTorch"]
+    return prose(show.table(caption, head, rows, stack=True), kind="zn-setups zn-searched")

@@ -159,22 +159,3 @@ LOSSES = {
     if hasattr(F, each.partition("(")[0])  # older releases lack linear_cross_entropy
 } | _of_distributions()
 """The code of each loss, by name."""
-
-TRACKER = {
-    "cross_entropy(a, padded)": "intended: pytorch#70348, the mean of nothing",
-    "soft_margin_loss(x, sign)": "no report found; pytorch#77529 wants log1p there",
-    "Beta": "known: pytorch#65811, pytorch#92260",
-    "Dirichlet": "known: pytorch#28441",
-    "Kumaraswamy": "known: pytorch#95548",
-    "RelaxedOneHotCategorical": "known: pytorch#18254, which was closed",
-    "RelaxedBernoulli": "known: pytorch#18254, which was closed",
-    "Uniform": "documented: the interval is half-open",
-    "TransformedDistribution": "documented: TanhTransform asks for cache_size=1",
-}
-"""By the beginning of the code of a loss that can fail, what PyTorch's tracker says."""
-
-READ = "2026-11-26"
-"""The day on which the tracker was read."""
-
-OFF = {"ContinuousBernoulli(logits=x).kl_divergence": "known: pytorch#72525"}
-"""The same for losses that are finite, but off by more than half."""

@@ -26,18 +26,18 @@ DRAWN = {
         ).split()
     },
     "costs": ("costs", "measure.costs_shown", "shown"),
-    "costs-in-short": ("costs", "measure.costs_shown", "in_short"),
+    "costs-in-short": ("costs on_gpu", "measure.costs_shown", "in_short"),
     "functions": ("costs", "measure.costs_shown", "by_function"),
     "watching": ("costs", "measure.costs_shown", "watching"),
     "decisions": ("setups", "measure.setups", "decided"),
     "empty-rows": ("empty_rows", "measure.on_gpu", "rows_shown"),
     "on-gpu": ("on_gpu", "measure.on_gpu", "shown"),
 }
-"""By the last part of a directive's name: the record, and the module and function that draw it."""
+"""By the last part of a directive's name: the records, and the module and function that draw them."""
 
 
 class Measured(SphinxDirective):
-    """A figure or table of one record. The part of the directive's name after `measured-` says which.
+    """A figure or table of one record, or of several. The part of the directive's name after `measured-` says which.
 
     `cached_pages` reads every page again if a record or the code that draws it has changed.
     """
@@ -52,15 +52,15 @@ class Measured(SphinxDirective):
 
 
 def drawn(project: Project, name: str) -> str:
-    """The figure or table of a record, as HTML.
+    """The figure or table of some records, as HTML.
 
     Raises:
-        Problem: if the record is missing, or can't be read.
+        Problem: if a record is missing, or can't be read.
     """
-    record, module, function = DRAWN[name]
-    content = read_record(project.results / "measured" / f"{record}.json")
+    records, module, function = DRAWN[name]
+    contents = [read_record(project.results / "measured" / f"{record}.json") for record in records.split()]
     draw = getattr(import_module(f"tools.{module}"), function)  # imported here, because few pages show a record
-    return str(draw(content))
+    return str(draw(*contents))
 
 
 class Citation(SphinxDirective):

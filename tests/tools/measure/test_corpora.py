@@ -10,7 +10,6 @@ from scratch import ROOT
 
 from tools.measure import corpora, first_look, probe
 from tools.measure.corpora import Program, programs
-from tools.measure.torchs_losses import LOSSES, TRACKER
 
 HEAD = "import torch\n\ndef program():\n    x = torch.tensor([0.0, 4.0], requires_grad=True)\n"
 END = "    loss.backward()\n    return {'x': x.grad}\n\ndef right():\n    return "
@@ -104,6 +103,18 @@ def test_what_crashes_is_not_found_and_the_held_answers_stay_as_they_were(tool, 
     assert "held back" in tool.shown(kept)
 
 
+def test_what_became_of_the_remedies_and_of_pytorchs_losses_is_said_in_numbers():
+    rows = [
+        {"remedy": f"{word}: why", "is_kind_right": word == "advice", "is_line_right": False}
+        for number, word in enumerate(first_look.ANSWERS, 1)
+        for _ in range(number)
+    ]
+    assert re.findall(r"\d+", first_look.shown({"first": rows}).partition("<p>")[2]) == "21 3 1 2 3 4 5 6".split()
+    losses = [{"findings": ["one", "two"]}, {"findings": []}, {"findings": ["one"]}]
+    said = probe.shown({"torch": "2", **dict.fromkeys(("own", "work", "held"), []), "torch_losses": losses})
+    assert "searched 3 losses and distributions of PyTorch itself: 2 of" in said
+
+
 @pytest.mark.slow
 def test_what_the_pages_say_of_today_is_true_of_the_answers_that_were_held_back():
     held = json.loads((ROOT / "results" / "measured" / "probe.json").read_text())["held"]
@@ -123,4 +134,3 @@ def test_what_the_pages_say_of_today_is_true_of_the_answers_that_were_held_back(
 def test_a_loss_of_pytorchs(name):
     found = probe.answer_of_torch(name)["findings"]
     assert [each["function"] for each in found] == ["soft_margin_loss"] * ("soft" in name)
-    assert all(any(name.startswith(start) for name in LOSSES) for start in TRACKER)

@@ -35,6 +35,8 @@ def test_on_a_cpu_the_rows_are_0_or_the_mean_and_all_gradients_are_right(monkeyp
     for (_, mask), row in found.items():
         assert row["output"] == {"other numbers" if mask == "finfo.min" else "0": row["cases"]}
         assert row["plain"] == row["ours"] == row["without"] == {"right": row["cases"]}
+    low = on_gpu.low_scores("cpu")
+    assert [row["plain"] + row["ours"] + row["without"] for row in low] == 4 * [3 * "finite"]
 
 
 def test_a_gradient_is_right_wrong_or_has_nan():
@@ -52,7 +54,9 @@ def test_the_table_shows_each_recorded_outcome_with_its_count():
     right = [{"right": row["cases"]} for row in record["rows"]]  # what the page says of two remedies
     assert [row["without"] for row in record["rows"]] == right
     assert all(row["plain"] == {"right": row["cases"]} for row in record["rows"] if row["mask"] == "-inf")
-    assert f"Of {sum(row['cases'] for row in record['rows'])} runs" in table and "other numbers" not in table
-    assert table.count("<tr ") == len(record["rows"]) + 1  # one for the head
+    assert {(row["plain"], row["ours"], row["without"]) for row in record["low"]} == {(*2 * ["NaN in q"], "finite")}
+    assert "other numbers" not in table and "Of these 36 runs, 18 have" in table
+    assert "With 100 keys, all" in table and "4 have NaN in <code>q.grad</code> with plain PyTorch, 0 without" in table
+    assert table.count("<tr ") == len(record["rows"]) / 2 + 1  # one for the head, none for a length that is all right
     assert "NaN in q" in table and record["device"] in table
     assert on_gpu._counted({"NaN in q": 1, "right": 5}, 6) == "NaN in q (1 of 6)<br>right (5 of 6)"

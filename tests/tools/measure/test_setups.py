@@ -88,29 +88,28 @@ def test_another_release_is_added_and_a_changed_row_begins_anew(project, capsys,
     assert project.rows()[0]["holds_on"] == ["2.15.0"]
 
 
-def test_the_table_tells_right_from_not_right_and_from_not_tested():
+def test_the_table_tells_right_from_not_right_and_leaves_out_what_was_not_tested():
+    facts = {"code": "a < b", "remark": "", "fixes": True, "holds_on": ["2.6.0", "2.13.1"], "not_run": ""}
     rows = [
-        {
-            "setup": "A `x`",
-            "code": "a < b",
-            "remark": "r `y`",
-            "fixes": True,
-            "holds_on": ["2.6.0", "2.13.1"],
-            "not_run": "",
-        },
-        {"setup": "B", "code": "b", "remark": "", "fixes": False, "holds_on": ["2.6.0"], "not_run": ""},
-        {"setup": "C", "code": "c", "remark": "", "fixes": True, "holds_on": [], "not_run": "not yet tested"},
+        facts | {"setup": "A `x`", "remark": "r `y`"},
+        facts | {"setup": "B", "code": "b", "remark": "r", "fixes": False},
+        facts | {"setup": "C", "holds_on": [], "not_run": "not yet tested"},
+        facts | {"setup": "D"},
+        facts | {"setup": "E"},
     ]
-    table = BeautifulSoup(setups.shown({"rows": rows}), "html.parser")
-    cells = [[cell.get_text() for cell in row.select("th, td")] for row in table.select("tbody tr")]
-    assert cells == [["A x", "a < br y", "2.6, 2.13"], ["B", "b", "no"], ["C", "c", "not yet tested"]]
-    assert [code.get_text() for code in table.select("tbody code")] == ["x", "y"]
+    page = BeautifulSoup(setups.shown({"rows": rows}), "html.parser")
+    cells = [[cell.get_text() for cell in row.select("th, td")] for row in page.select("tbody tr")]
+    assert cells == [["A x", "a < br y", "2.6, 2.13"], ["B", "br", "no"]]
+    assert [code.get_text() for code in page.select("tbody code")] == ["x", "y"]
+    assert page.get_text().endswith("tested too: D; E.")
 
 
-def test_each_line_to_write_is_that_of_a_setup_that_a_test_holds():
-    page = setups.decided({"rows": recorded()})
-    assert page.count("<pre>") == len(setups.DECISIONS)
-    assert "<pre>ignoring.backward(scaler.scale(loss))</pre>" in page
+def test_each_setup_is_in_one_table():
+    first, second = setups.decided({"rows": recorded()}), setups.shown({"rows": recorded()})
+    assert first.count("<pre>") == len(setups.DECISIONS)
+    with_remark = [row for row in recorded() if row["holds_on"] and row["remark"]]
+    assert first.count("<pre>") + second.count("<pre>") == len(with_remark)
+    assert "<pre>ignoring.backward(scaler.scale(loss))</pre>" in first
 
 
 @pytest.mark.parametrize("change", [{"fixes": False}, {"holds_on": []}, {"setup": "renamed"}])
