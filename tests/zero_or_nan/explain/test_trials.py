@@ -212,6 +212,20 @@ WRITTEN = {
         [60.0], "C = 3.0\ny = (C * x).exp() * 1e-60\nloss = y.sum()",
         "\ny = (C * x.double()).exp() * 1e-60", "3e-60 * (3 * x).exp()",
     ),
+    **{
+        f"a number that is {what}": (
+            [60.0], f"{lines}\nloss = y.sum()", f"{name} * x.double()).exp() * 1e-60", "3e-60 * (3 * x).exp()",
+        )
+        for what, name, lines in (
+            ("of a class", "C.c", "class C:\n    c: float = 3.0\ny = (C.c * x).exp() * 1e-60"),
+            ("a default", "k", "def f(x, k=3.0):\n    return (k * x).exp() * 1e-60\ny = f(x)"),
+            ("given by name", "k", "def f(x, *, k):\n    return (k * x).exp() * 1e-60\ny = f(x, k=3.0)"),
+        )
+    },
+    "a tensor by which a gradient is asked for": (
+        [0.0, 110.0], "p = x.softmax(-1)\nloss = -p.log().sum()\n"
+        "(slope,) = torch.autograd.grad(loss, p, create_graph=True)", "\np = x.double().softmax(-1)",
+    ),
     # The values have half's dtype, too: the product after the softmax would refuse one in float32.
     "a function whose result goes back": (
         [2.0, 3.0], "def level(x):\n    power = x**2\n    return (\n        power + 1\n    ).log()\n"

@@ -24,7 +24,7 @@ from ..births.findings import History
 from ..births.provenance import Birth, Kind
 from ..program.code import Place, is_module, of_variables
 from ..program.rerun import extra
-from ..program.tensors import in_several_processes
+from ..program.tensors import address, in_several_processes
 from .by_ignoring import BY_TRANSFORM, in_line
 from .remedies import DIVERGENCE, MOVE, OUTSIDE, REMEDIES, address_of, remedy
 from .report import Measured, Origin, Remedy, Report
@@ -246,7 +246,9 @@ class Narration:
         else:
             chains = self._history.chains(birth)
             is_derivative = bool(chains) and birth.phase == "backward" and chains[-1].call.name != birth.operator
-            advise = functools.partial(advice_on, module=path, calls=self._history.calls(), is_derivative=is_derivative)
+            asked = {address(target) for target in diagnosis.targets if isinstance(target, Tensor)}
+            of_program = {"calls": self._history.calls(), "is_derivative": is_derivative, "asked": asked}
+            advise = functools.partial(advice_on, module=path, **of_program)
             advice = tried_on(chains, advise)
         origin.exact = advice.exact
         if advice.exact:

@@ -11,7 +11,7 @@ more, with the rewrite in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.rerun import extra, without_side_effects
-from ..program.tensors import are_finite
+from ..program.tensors import address, are_finite
 from .conversion import Calls
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import evaluated, filled, guarded, kept_away
@@ -119,7 +119,13 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
         return NOTHING_TRIED
 
 
-def advice_on(chains: Sequence[Chain], module: str, calls: Calls, is_derivative: bool = False) -> Advice:
+def advice_on(
+    chains: Sequence[Chain],
+    module: str,
+    calls: Calls,
+    is_derivative: bool = False,
+    asked: Collection[int | None] = (),
+) -> Advice:
     """Try rewrites of the calls with which a number was born, and run the call in exact arithmetic.
 
     In this order: a rewrite, a limit, the same formula in a wider dtype, a larger eps if the dtype rounds it to 0, a
@@ -131,6 +137,7 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls, is_derivative:
         calls: all calls that are known, each with the identity of its result.
         is_derivative: whether the call is in a derivative that the user wrote. Then there is nothing to choose: the
             derivative is that of the forward function.
+        asked: the memory of the tensors by which a gradient was asked for: a rewrite must leave them in the graph.
     """
     failed = chains[-1]
     if numerics_of(failed.call.name).is_open:
@@ -139,7 +146,7 @@ def advice_on(chains: Sequence[Chain], module: str, calls: Calls, is_derivative:
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
     near = chains[-1 - AFTER :]
-    found = [each for chain in near for each in tried(chain, chains, lost, is_derivative)]
+    found = [each for chain in near for each in tried(chain, chains, lost, is_derivative, asked)]
     found.sort(key=lambda each: (bool(each.choice), each.replaces is None, each.is_far))
     best = next((each for each in found if not each.is_bound), None)
 
@@ -211,7 +218,9 @@ def _told(found: Tried) -> str:
     return f"# tried on your numbers: {found.measured}{'' if found.beyond else ', as in float64'}\n{found.line}"
 
 
-def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None, is_derivative: bool) -> Iterator[Tried]:
+def tried(
+    chain: Chain, chains: Sequence[Chain], lost: Lost | None, is_derivative: bool, asked: Collection[int | None]
+) -> Iterator[Tried]:
     """The rewrites of the last call of a chain that give the right numbers, and that replace the failed call.
 
     The failed call is the last of the last chain. If it gives a number in exact arithmetic, there is nothing to choose.
@@ -219,6 +228,8 @@ def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None, is_derivativ
     for each in REWRITES.get(chain.call.name, ()):
         for match in matches(each.pattern, chain.call, chain, Match({}, ())):
             is_cut = len({call.is_recorded for call in match.replaced}) > 1  # the line would get the gradient back
+            inner = [made for made, call in chain.made.values() if any(map(call.is_same, match.replaced[1:]))]
+            is_cut |= any(address(made) in asked for made in inner)
             if not is_cut and any(call.is_again(chains[-1].call) for call in match.replaced):
                 found = _try(each, match, chain, chains, lost, is_derivative)
                 if found is not None:
