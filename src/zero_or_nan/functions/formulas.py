@@ -110,6 +110,9 @@ for root, square in (
 rewrite("x / norm(x, dim)", "F.normalize(x, dim=dim)", "a vector of 0 stays 0, with a slope of 1e12")
 rewrite("exp(x) * a", "torch.where(a == 0, 0, torch.where(a == 0, 0, x).exp() * a)")
 rewrite("exp(a - b)", "(a - torch.where(b == -torch.inf, 0, b)).exp()", "the exponential of -inf less -inf is 0")
+for scaled in ("{} / b", "{} * b"):  # -inf that was meant, as the distance of what is not connected
+    kept = scaled.format("torch.where(a == -torch.inf, 0, a)")
+    rewrite(f"exp({scaled.format('a')})", f"torch.where(a == -torch.inf, 0, ({kept}).exp())", "the slope at -inf is 0")
 rewrite("x / norm(x)", "x / x.norm().clamp_min(1e-12)", "a vector of 0 stays 0, with a slope of 1e12")
 for other in ("log(q)", "q"):
     written = "q.log()" if other == "log(q)" else "q"

@@ -86,6 +86,20 @@ WRITTEN = {
         "loss = f(torch.tensor([0.25, 0.31])).log().sum()",
         "\nb, m, y = b.double(), m.double(), y.double()\ntop =",
     ),
+    "what was lost has no gradient": (
+        [2.0], "q = torch.exp(torch.tensor([-24.0]).half())\nloss = (q * x.half() / (q * 1)).sum()",
+        "\nq = torch.exp(torch.tensor([-24.0]).half().double())", "x * 0 + 1",
+    ),
+    "a divisor that is a number": (
+        [3.0, 2.0], "n = len(x) - 2\nloss = x.sum() / n",
+        "\n# a choice: a divisor of 0 counts as 1. Tried on your numbers: value 5, gradient 1\n"
+        "loss = x.sum() / (n or 1)", "x * 0 + 1",
+    ),
+    "an infinity that was meant, scaled": (
+        [0.4, 0.8], "d = torch.full((2,), torch.inf)\nd[1] = 1\nloss = torch.exp(-d / x.exp()).sum()",
+        "\na = -d\nloss = torch.where(a == -torch.inf, 0, (torch.where(a == -torch.inf, 0, a) / x.exp()).exp()).sum()",
+        "torch.where(x == 0.4, 0, (-1 / x.exp()).exp() / x.exp())",
+    ),
     "an infinity is not replaced by 0": (
         [0.0, 2.0], "loss = torch.exp(-1 / x).sum()", "counts as 1e-6", "torch.where(x == 0, 0, (-1 / x).exp() / x**2)"
     ),

@@ -229,9 +229,11 @@ def _lost(actual: Tensor, value: Tensor) -> Tensor:
 
 
 def _slopes(run: Run, at: tuple[int, ...], key: int) -> Tensor:
-    """The derivatives of an element of the result of a run by the elements of a result on the way to it."""
-    one = run.result[at]
-    return gradients_of(run, [one], [run.values[key]], [torch.ones_like(one)])[0]
+    """The derivatives of an element of the result of a run by those of a result on the way to it; 1 if it has none."""
+    one, value = run.result[at], run.values[key]
+    if not value.requires_grad:
+        return torch.ones_like(value)
+    return gradients_of(run, [one], [value], [torch.ones_like(one)])[0]
 
 
 def cured(was: Outcome, exact: Outcome, run: Run) -> tuple[str, float]:

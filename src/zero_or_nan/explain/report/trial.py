@@ -10,6 +10,7 @@ more, with the rewrite in it.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -183,7 +184,7 @@ def advice_on(
     if constant is not None or lost is not None and lost.fits and lost.is_beyond:
         return Advice(exact=exact, situation=situation or BEYOND)
     choices = [each for each in REWRITES.get(failed.call.name, ()) if each.choice]
-    fit = [each for each in choices if any(matches(each.pattern, failed.call, failed, Match({}, ())))]
+    fit = [each for each in choices if _runs(each, failed)]
     refused = tuple(dict.fromkeys(each.code for each in fit or choices))
     return Advice(exact=exact, refused=refused, fits=None if lost is None else lost.fits)
 
@@ -359,6 +360,16 @@ def _by_rewrite(
             values[name] = dtype if isinstance(thing, torch.dtype) and thing.is_floating_point else values[name]
         run.result = eval(rewrite.code, {"torch": torch, "F": F}, values)
     return run
+
+
+def _runs(rewrite: Rewrite, chain: Chain) -> bool:
+    """Whether a rewrite fits the last call of a chain, and can run on its operands."""
+    for names, _ in matches(rewrite.pattern, chain.call, chain, Match({}, ())):
+        given = {id(thing): thing for thing in names.values() if isinstance(thing, Tensor)}
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError, IndexError):
+            _by_rewrite(rewrite, names, chain, given, None)
+            return True
+    return False
 
 
 def _is_near(after: Outcome, program: Outcome) -> bool:

@@ -252,6 +252,7 @@ rewrite("x ** p", "torch.where(x == 0, 0, torch.where(x == 0, 1, x) ** p)", "the
 rewrite("x ** p", "x.clamp_min(1e-8) ** p", "a number below 1e-8 counts as 1e-8, with a slope of 0")
 rewrite("a / b", "torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))", "a / 0 is 0")
 rewrite("a / b", "a / b.clamp_min(1e-6)", "a number below 1e-6 counts as 1e-6")
+rewrite("a / b", "a / (b or 1)", "a divisor of 0 counts as 1")  # of a number, such as a count
 for most in (20, 10):  # the second for float16
     rewrite("exp(x)", f"x.clamp(max={most}).exp()", f"an exponent above {most} counts as {most}, with a slope of 0")
 for name in ("log", "log2", "log10"):
