@@ -382,7 +382,7 @@ def shown(content: dict[str, Any]) -> str:
     never = (
         ""
         if any(counts[outcome] for outcome in VIOLATIONS)
-        else "<p><code>ignoring</code> made no gradient wrong without a warning.</p>"
+        else "<p><code>ignoring</code> itself made no gradient wrong without a warning.</p>"
     )
     lines = [
         [f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>", f"{row['names']} {row['of']}"]

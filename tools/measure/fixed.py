@@ -74,8 +74,7 @@ CAUSES = (
     Cause(
         "finite in PyTorch",
         "In PyTorch's formula, terms as large as 3e38 cancel, and what remains has lost the digits of smaller terms. "
-        "So PyTorch's gradient is finite, but is not the gradient of the clean input. ignoring keeps the bits of every "
-        "finite gradient.",
+        "So PyTorch's gradient is finite, and ignoring keeps its bits, but it is not the gradient of the clean input.",
         lambda operator, sample: sample.finite,
     ),
     Cause(

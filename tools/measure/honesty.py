@@ -317,7 +317,8 @@ def shown(content: dict[str, Any]) -> str:
     found = content["rows"]
     caption = (
         f"{total['hidden']} used elements came out finite, in {sum(row['hidden'] > 0 for row in found)} operators; "
-        f"{total['cases']:,} gradients of {content['operators']} operators were tested; "
+        f"of each of {total['cases']:,} gradients of {content['operators']} operators, at most {PROBES} elements were "
+        f"tried; "
         f"torch {html.escape(content['torch'])}"
     )
     columns = {"undefined": "undefined elements", "hidden": "came out finite"}
