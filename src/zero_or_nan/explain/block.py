@@ -41,7 +41,8 @@ class explain:  # noqa: N801
     transform, and reports the line inside of it.
 
     A parameter may stop being finite though every gradient was finite, because of an optimizer's step, or of a change
-    that your code made. If no backward pass follows in the block, the report names it when the block ends.
+    that your code made. If no backward pass follows in the block, the report names it when the block ends. If no pass
+    told of anything, the report also names a number in a result that still exists, and that no function has used.
 
     Args:
         on_nan: with "report", the block continues. With "raise", `NotFiniteError` is raised at the end of the backward
