@@ -119,7 +119,7 @@ def in_short(content: dict[str, Any], on_gpu: dict[str, Any]) -> str:
         f"<p><strong>On a CPU, backward of an ordinary model takes {_of(usual, False)} as long as plain PyTorch's if "
         f"all numbers are finite, and {_of(usual, True)} as long if half of the rows are NaN.</strong> Tiny models, "
         f"long chains of functions and a gradient penalty take {_of(extreme, False)}, or {_of(extreme, True)} with "
-        'NaN. <a href="#functions-at-three-sizes">Some functions alone</a> cost more.</p>'
+        'NaN. <a href="what-it-costs.html#functions-at-three-sizes">Some functions alone</a> cost more.</p>'
         f'<p>On one GPU ({html.escape(on_gpu["device"])}), <a href="use-it-in-your-project.html#on-a-gpu">the '
         f"cost is higher</a>: a whole step of a model takes {clean} as long, or {contaminated} with a row of NaN.</p>"
     )
