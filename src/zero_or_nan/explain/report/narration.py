@@ -247,8 +247,13 @@ class Narration:
             chains = self._history.chains(birth)
             is_derivative = bool(chains) and birth.phase == "backward" and chains[-1].call.name != birth.operator
             asked = {address(target) for target in diagnosis.targets if isinstance(target, Tensor)}
-            of_program = {"calls": self._history.calls(), "is_derivative": is_derivative, "asked": asked}
-            advise = functools.partial(advice_on, module=path, **of_program)
+            advise = functools.partial(
+                advice_on,
+                module=path,
+                calls=self._history.calls(),
+                is_derivative=is_derivative,
+                asked=asked,
+            )
             advice = tried_on(chains, advise)
         origin.exact = advice.exact
         if advice.exact:
