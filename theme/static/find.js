@@ -239,8 +239,9 @@ class Book {
     else if (unit.includes(".")) ways.push(() => ({ terms: those((term) => term === stem(last(unit))) }));
     if (unit.includes("/")) ways.push(() => ({ terms: those((term) => term.endsWith(whole.slice(whole.indexOf("/")))), instead: true }));
     if (whole.length > 3) ways.push(() => ({ terms: those((term) => term.startsWith(whole)) }));
-    if (isName(unit)) ways.push(...inside(unit).map((part) => () => ({ terms: those((term) => term === stem(part)), instead: true, loose: true })));
-    else if (unit.length > 5 && !FRACTION.test(unit)) ways.push(...(whole.length > 8 ? [1, 2] : [1]).map((wrong) => () => ({ terms: near(wrong), instead: true })));
+    if (FRACTION.test(unit)) ways.push(() => ({ terms: [] })); // another number is no slip
+    else if (isName(unit)) ways.push(...inside(unit).map((part) => () => ({ terms: those((term) => term === stem(part)), instead: true, loose: true })));
+    else if (unit.length > 5) ways.push(...(whole.length > 8 ? [1, 2] : [1]).map((wrong) => () => ({ terms: near(wrong), instead: true })));
     for (const way of ways) {
       const found = way();
       if (found.terms.length) return found;
