@@ -92,9 +92,8 @@ class _Narrated:
         code, origin.chapter = remedy(self.kind, *known, advice.refused, tensor, advice.fits, line)
         origin.remedy, origin.replaces = (advice.remedy, advice.replaces) if advice.remedy else (code, at)
         origin.until = advice.until
-        if (
-            advice.remedy and code == REMEDIES["undefined", OUTSIDE].code and not advice.exact
-        ):  # what cuts the number off hides a mistake
+        is_mistake = code == REMEDIES["undefined", OUTSIDE].code and not advice.exact
+        if advice.remedy and is_mistake:  # what cuts the number off hides it
             choices = "".join(f"\n#   {line}" for line in advice.remedy.splitlines())
             origin.remedy, origin.replaces = f"{code}. If it is meant:{choices}", None
         measured = None if advice.replaces is None else Measured(None, None, True, "")
