@@ -27,10 +27,12 @@ files that are named after it, so you can read on from any file.
    `torch.func`. `shadow` runs this backward pass first with `ignoring`, in a sandbox. That pass sends no gradient to
    the -inf.
 5. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
-   training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`. If
-   the loss uses the element, `trial` finds other ways to write the formula that fit your calls, runs them on your
-   numbers, and writes them in your words. `widening` takes a wider dtype, and `targets` leaves out unknown elements of
-   a target. `exact` runs the formula in float64, and finds out whether only a number on the way was lost.
+   training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`.
+   If the loss uses the element, `trial` finds other ways to write the formula that fit your calls, runs them on your
+   numbers, and writes them in your words. `widening` takes a wider dtype, and `targets` leaves out unknown elements
+   of a target. Some remedies are judged by the loss: `again` runs all calls once more, up to it, with wider arguments
+   of your function (`wide_calls`), or without an element that does not matter (`left_out`). `exact` runs the formula
+   in float64, and finds out whether only a number on the way was lost.
 6. `births/` finds out where and why. `nodes`: what was born at a node in backward, and in which call a node was made.
    `diagnosis`: the loss ignores the element, because `clamp` cut it off, so the origin is *contaminated*. `findings`
    has what is known of tensors and nodes, and keeps the last calls. A `chain` of them runs again in float64. `call`

@@ -53,6 +53,12 @@ WRITTEN = {
         "and its exact second derivative is -3.28987: this formula gives none, not even in float64\n# tried",
         "x * 0 - torch.pi**2 / 3",
     ),
+    "the second derivative of a length": (
+        [0.0, 0.0, 3.0, 4.0], "n = torch.norm(x.view(2, 2), 2, -1)\n"
+        "(slope,) = torch.autograd.grad(n.sum(), x, create_graph=True)\nloss = slope.sum()",
+        "\n# a choice: a length of 0 has the slope 0, and all further derivatives are 0. ",
+        "torch.tensor([0, 0, 0.032, -0.024])",
+    ),
     "the second derivative of a length times itself": (
         [0.0, 0.0], "n = torch.linalg.norm(x, 2, dim=-1)\ny = -n * n\n"
         "(slope,) = torch.autograd.grad(y, x, create_graph=True)\nloss = slope.sum()",

@@ -12,7 +12,9 @@ EVERY = [each for rewrites in REWRITES.values() for each in rewrites]
 CALLED = {
     name: getattr(torch, name) for name in "abs acos acosh asin atan atanh cos cosh exp expm1 log log10 log1p".split()
 }
-CALLED |= {name: getattr(torch, name) for name in "log2 logit neg rsqrt sigmoid sinc softmax sqrt square tanh".split()}
+CALLED |= {
+    name: getattr(torch, name) for name in "log2 logit neg rsqrt sigmoid sinc softmax sqrt square tanh xlogy".split()
+}
 CALLED |= {name: getattr(F, name) for name in "cross_entropy ctc_loss kl_div nll_loss normalize".split()}
 CALLED |= {name: getattr(torch, name) for name in "cumsum gather matmul std var".split()}
 

@@ -118,7 +118,7 @@ class Chain:
 
         args, kwargs = tree_map(computed, (tuple(call.args), dict(call.kwargs)))
         result = call.again(args, kwargs) if dtype is None else call.run(args, kwargs)
-        return _in(dtype, result) if isinstance(result, Tensor) else result  # it may have been made from no tensor
+        return in_dtype(dtype, result) if isinstance(result, Tensor) else result  # it may have been made from no tensor
 
     def _value(self, tensor: Tensor, run: Run, dtype: torch.dtype | None) -> Any:
         key, call = id(tensor), self.of(tensor)
@@ -152,13 +152,13 @@ class Run:
         """Take a tensor as it is; as a leaf, if its gradient is wanted."""
         value = on_copies(tensor)
         if value.is_floating_point() or value.is_complex():
-            value = _in(dtype, value)
+            value = in_dtype(dtype, value)
             if wanted:
                 self.leaves[key] = value.requires_grad_()
         self.values[key] = value
 
 
-def _in(dtype: torch.dtype | None, tensor: Tensor) -> Tensor:
+def in_dtype(dtype: torch.dtype | None, tensor: Tensor) -> Tensor:
     """A tensor in a floating-point dtype, or in the complex dtype of such parts."""
     if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor

@@ -160,7 +160,11 @@ class Step(NamedTuple):
 
 
 class History:
-    """The last calls of a block, by their number, by the identity of their results, and by the nodes of these."""
+    """The last calls of a block, by their number, by the identity of their results, and by the nodes of these.
+
+    Attributes:
+        loss: the identity of the loss of the pass that is explained; 0 before the first pass, None if it is not known.
+    """
 
     def __init__(self, provenances: Provenances) -> None:
         self._provenances = provenances
@@ -170,6 +174,7 @@ class History:
         self._births: WeakKeyDictionary[Birth, Step] = WeakKeyDictionary()
         self._kept: WeakKeyDictionary[Birth, list[Chain]] = WeakKeyDictionary()
         self._bytes = self._count = 0
+        self.loss: int | None = 0
 
     def note(self, call: Call, result: Tensor, node: Any) -> None:
         """Keep a call that computed a new tensor."""
@@ -182,6 +187,14 @@ class History:
                 self._steps[self._numbers[id(result)]] = step._replace(call=step.call._replace(is_cast=True))
             return
         self._keep(Step(call, weakref.ref(result), node, size, key=id(result)))
+        base = result._base
+        if base is not None and all(base is not each and base is not each._base for each in tensors):
+            func = call.func  # einsum gives a view of what it computes, and so does what the program makes of it
+
+            def base_of(*args: Any, **named: Any) -> Any:
+                return func(*args, **named)._base
+
+            self._keep(Step(call._replace(func=base_of), weakref.ref(base), node_of(base), size, key=id(base)))
 
     def note_write(self, call: Call) -> None:
         """Keep a call that writes a tensor into another one: it may refuse another dtype."""

@@ -329,7 +329,7 @@ def is_number(text: str, value: Any, place: Place) -> bool:
     """
     if re.fullmatch(r"-?[\d.e-]+", text):
         return True
-    given = _given(_tree(_source(place)) or ast.Pass()) if isinstance(value, (int, float)) else ()
+    given = _given(parsed_file(place) or ast.Pass()) if isinstance(value, (int, float)) else ()
     name = text.rpartition(".")[2]
     return any(known == name and isinstance(node, ast.Constant) and node.value == value for known, node in given)
 
@@ -352,7 +352,7 @@ def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
 
 def has_functional(place: Place) -> bool:
     """Whether F is `torch.nn.functional`, and nothing else, in the file of a call."""
-    found = [node for node in ast.walk(_tree(_source(place)) or ast.Pass()) if "F" in _binds(node)]
+    found = [node for node in ast.walk(parsed_file(place) or ast.Pass()) if "F" in _binds(node)]
     return bool(found) and all(ast.unparse(node).endswith("functional as F") for node in found)
 
 
@@ -423,7 +423,7 @@ def is_rebound(text: str, begin: Place, end: Place) -> bool:
     if is_inside and any(_calls_one_of(names, node) for each in between for node in ast.walk(each)):
         return True  # a function, or a method of the object, may change what is in the object
     bound = {name for each in between for name in _bound(each)}
-    everywhere = ast.walk(_tree(_source(begin)) or ast.Pass()) if between else ()
+    everywhere = ast.walk(parsed_file(begin) or ast.Pass()) if between else ()
     for_others = (node.names for node in everywhere if isinstance(node, (ast.Global, ast.Nonlocal)))
     return not names.isdisjoint(bound.union(*for_others))
 
@@ -447,7 +447,7 @@ def _around(place: Place) -> list[_Around]:
     line, _, column, _ = _position(place.code, place.instruction)
     at = line or place.line, column
     found: list[_Around] = []
-    node: ast.AST | None = _tree(_source(place))
+    node: ast.AST | None = parsed_file(place)
     while node is not None:
         blocks = [list(_flat(block)) for block in _blocks(node)]
         inner = [_Around(each, block) for block in blocks for each in block if _contains(each, *at)][-1:]
@@ -498,8 +498,13 @@ def _source(place: Place) -> str:
     return "".join(linecache.getlines(place.filename))
 
 
+def parsed_file(place: Place) -> ast.Module | None:
+    """The file of a call; None if its source is not known."""
+    return _parsed(_source(place))
+
+
 @functools.lru_cache(8)
-def _tree(source: str) -> ast.Module | None:
+def _parsed(source: str) -> ast.Module | None:
     with contextlib.suppress(SyntaxError, ValueError):
         return ast.parse(source)
     return None

@@ -74,7 +74,7 @@ class Line(NamedTuple):
 
             def put(tensor: Tensor, is_here: bool = is_here) -> Tensor:
                 value = _now(tensor, wide)
-                if is_here and self._is_smaller(value):
+                if is_here and is_smaller(value, self.dtype):
                     found[id(tensor)] = tensor
                     value = value.to(self.dtype)
                 return value
@@ -113,10 +113,6 @@ class Line(NamedTuple):
 
         return changed.through(results, lambda each: each.to(dtype=dtype, copy=True), is_outside)
 
-    def _is_smaller(self, tensor: Tensor) -> bool:
-        is_float = tensor.is_floating_point() and tensor.dtype is not self.dtype
-        return is_float and torch.promote_types(tensor.dtype, self.dtype) is self.dtype
-
 
 def calls_of(chain: Chain) -> Calls:
     """The calls of a chain."""
@@ -129,3 +125,9 @@ def _now(tensor: Tensor, wide: dict[int, Tensor]) -> Tensor:
     if id(tensor) in wide or base is None or id(base) not in wide:
         return wide.get(id(tensor), tensor)
     return wide[id(base)].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def is_smaller(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a tensor has a smaller floating-point dtype."""
+    is_float = tensor.is_floating_point() and tensor.dtype is not dtype
+    return is_float and torch.promote_types(tensor.dtype, dtype) is dtype

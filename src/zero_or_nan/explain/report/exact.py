@@ -73,12 +73,13 @@ def outcome(run: Run, of: Container[int] | None = None) -> Outcome:
     found: dict[tuple[int, int], Tensor] = {}
     latest = [run.result]
     for order in range(1, run.order + 1):
-        latest = gradients_of(run, latest, list(leaves.values()), map(_weights, latest), order < run.order)
+        latest = gradients_of(run, latest, list(leaves.values()), map(weights, latest), order < run.order)
         found.update({(key, order): each.detach() for key, each in zip(leaves, latest, strict=True)})
     return Outcome(run.result.detach(), found)
 
 
-def _weights(result: Tensor) -> Tensor:
+def weights(result: Tensor) -> Tensor:
+    """Different weights for the elements of a result, in its dtype."""
     weights = torch.arange(result.numel(), device=result.device, dtype=torch.float64).sin() / 2 + 1
     return weights.to(result.dtype).reshape(result.shape)
 

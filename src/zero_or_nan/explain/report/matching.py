@@ -49,7 +49,7 @@ def matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) ->
         options |= dict(zip(parameters, given[1:], strict=False))
         options.setdefault("p", options.get("ord"))
         names |= {"dim": options.get("dim"), "keepdim": options.get("keepdim", False)}
-        written, given, unusual = written[:-1], given[:1], unusual - {"ord", "dim", "keepdim"}
+        written, given, unusual = written[:-1], given[:1], unusual - {"ord", "p", "dim", "keepdim"}
         if names["dim"] is None or options.get("p") not in (None, 2, "fro"):
             return
     if len(given) == len(written) and not unusual - {"dtype"}:

@@ -25,6 +25,7 @@ from ..births.provenance import Birth, Kind
 from ..program.code import Place, is_module, of_variables
 from ..program.rerun import extra
 from ..program.tensors import address, in_several_processes
+from .again import Program
 from .by_ignoring import BY_TRANSFORM, in_line
 from .remedies import DIVERGENCE, MOVE, OUTSIDE, REMEDIES, address_of, remedy
 from .report import Measured, Origin, Remedy, Report
@@ -93,7 +94,7 @@ class _Narrated:
         origin.remedy, origin.replaces = (advice.remedy, advice.replaces) if advice.remedy else (code, at)
         origin.until = advice.until
         is_mistake = code == REMEDIES["undefined", OUTSIDE].code and not advice.exact
-        if advice.remedy and is_mistake:  # what cuts the number off hides it
+        if advice.tried and is_mistake:  # what cuts the number off hides it
             choices = "".join(f"\n#   {line}" for line in advice.remedy.splitlines())
             origin.remedy, origin.replaces = f"{code}. If it is meant:{choices}", None
         measured = None if advice.replaces is None else Measured(None, None, True, "")
@@ -174,7 +175,10 @@ class Narration:
         """What to write to leave out the rows that a birth came in with."""
         is_bad = functools.partial(self._history.holds, birth)
         with extra():
-            return without_rows(is_bad, names.frame, self._history.calls(), birth.place.filename)
+            return without_rows(is_bad, names.frame, self._program(), birth.place.filename)
+
+    def _program(self) -> Program:
+        return Program(self._history.calls(), self._history.loss)
 
     def name_cause(self, cause: str) -> None:
         """Say what led to the origins; the cause is empty if the steps before show nothing.
@@ -249,7 +253,7 @@ class Narration:
             advise = functools.partial(
                 advice_on,
                 module=path,
-                calls=self._history.calls(),
+                program=self._program(),
                 is_derivative=is_derivative,
                 asked=asked,
             )

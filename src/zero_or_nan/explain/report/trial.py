@@ -28,14 +28,15 @@ from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.rerun import extra, without_side_effects
 from ..program.tensors import address, are_finite
-from .conversion import Calls
+from .again import Program
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import evaluated, filled, guarded, kept_away
+from .left_out import masked_before, with_large_numbers, without_them
 from .limits import have_limits, is_limit, ordinary
-from .masked import masked_before
 from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
 from .vectors import with_other_values
+from .wide_calls import with_a_wider_conversion, with_wider_arguments
 from .widening import constant_lost, floor_under, larger_constant, widened
 
 MOST_ELEMENTS = 5_000_000
@@ -123,7 +124,7 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
 def advice_on(
     chains: Sequence[Chain],
     module: str,
-    calls: Calls,
+    program: Program,
     is_derivative: bool = False,
     asked: Collection[int | None] = (),
 ) -> Advice:
@@ -135,14 +136,14 @@ def advice_on(
     Args:
         chains: the calls that used the number, and last the call in which it was born.
         module: the path of the module that made this call; empty if it is not known.
-        calls: all calls that are known, each with the identity of its result.
+        program: all calls that are known.
         is_derivative: whether the call is in a derivative that the user wrote. Then there is nothing to choose: the
             derivative is that of the forward function.
         asked: the memory of the tensors by which a gradient was asked for: a rewrite must leave them in the graph.
     """
     failed = chains[-1]
     if numerics_of(failed.call.name).is_open:
-        line = with_other_values(chains, calls)
+        line = with_other_values(chains, program.calls)
         return NOTHING_TRIED if line is None else Advice(*line)
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
@@ -151,15 +152,20 @@ def advice_on(
     found.sort(key=lambda each: (bool(each.choice), each.replaces is None, each.is_far))
     best = next((each for each in found if not each.is_bound), None)
 
-    def wider() -> tuple[str, int, int | None] | None:
-        is_beyond = lost is not None and lost.is_beyond  # float64 loses the number, too
-        return None if is_beyond else widened(chains, _AFTER_WIDER, module, calls, lost)
-
-    if best is not None and best.replaces is None and not best.choice and (wide := wider()) is not None:
-        text, replaces, until = wide
-        return Advice("\n".join([text, _or(best)]), replaces, until, exact, tried=(best,))
+    if best is None or best.choice or best.replaces is None:
+        is_known = best is not None and best.replaces is not None or lost is not None and lost.is_beyond
+        wide = None if is_known else widened(chains, _AFTER_WIDER, module, program.calls, lost)
+        wide = wide or with_a_wider_conversion(failed.call, program) or with_wider_arguments(failed.call, program)
+        if wide is not None:
+            text, replaces, until = wide
+            known = [] if best is None else [best]
+            text = "\n".join([text, *map(_or, known)])
+            situation = "" if constant_lost(lost, failed) is None else EPSILON
+            return Advice(text, replaces, until, exact, situation=situation, tried=tuple(known))
     if lost is None and (best is None or best.choice):
         at_gap = kept_away(failed) or filled(failed) or masked_before(chains)
+        at_gap = at_gap or with_large_numbers(failed.call, program)
+        at_gap = at_gap or without_them(failed.call, program, None if best is None else best.line)
         if at_gap is not None:
             return Advice(*at_gap)  # there is nothing to choose: a mask leaves it out, or the formula has a limit
     if best is not None:
@@ -171,11 +177,9 @@ def advice_on(
         return Advice(text, best.replaces, exact=exact, tried=(best, *others[:1]))
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
-    wide = wider()
-    if wide is None and lost is not None and constant is not None:
-        wide = larger_constant(constant, lost, failed)
-    if wide is not None:
-        return Advice(*wide, exact, situation=situation)
+    larger = None if lost is None or constant is None else larger_constant(constant, lost, failed)
+    if larger is not None:
+        return Advice(*larger, exact, situation=situation)
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
     if bound:
         return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), exact=exact)
@@ -259,7 +263,10 @@ def _try(
         if rewritten.result.dtype is not plain.result.dtype:
             return None  # what follows may refuse another dtype
         kept = after.value
-        if numerics_of(chain.call.name).ignores_infinity:  # it has the value -inf, and only its slope is to be chosen
+        is_meant = chain.call.infinite_number() is not None  # (1 - keep) * -torch.inf
+        if (
+            is_meant or numerics_of(chain.call.name).ignores_infinity
+        ):  # the value is -inf, and only its slope is missing
             after = Outcome(after.value.masked_fill((kept == before.value) & kept.isinf(), 0), after.gradients)
         is_harmless = False
         is_exact = after.value.shape == before.value.shape and _agrees(after, before, exact, False)

@@ -137,7 +137,7 @@ def _in_a_wider_dtype(
 def _method_back(chains: Sequence[Chain], line: Line) -> str:
     """The method that gives results of a line, or of a function, the dtype back that they had; empty if it differs."""
     dtypes = {tensor.dtype for chain in chains for tensor, call in chain.made.values() if line.is_within(call)}
-    return _METHODS.get(next(iter(dtypes)), "") if len(dtypes) == 1 else ""
+    return METHODS.get(next(iter(dtypes)), "") if len(dtypes) == 1 else ""
 
 
 def _value_of(line: Line, chains: Sequence[Chain], end: int, before: Outcome, exact: Outcome) -> float | None:
@@ -179,7 +179,7 @@ def _converted(line: Line, calls: Calls) -> tuple[list[Call], list[tuple[str, Ca
 
 def _without_names(line: Line, every: Iterable[Calls]) -> frozenset[tuple[Place, str]]:
     """The calls of a line that read an operand which is no view of a name: `1 - torch.eye(3)`."""
-    found = (call for calls in every for text, call in _converted(line, calls)[1] or () if not _VIEW.fullmatch(text))
+    found = (call for calls in every for text, call in _converted(line, calls)[1] or () if not VIEW.fullmatch(text))
     return frozenset((call.place, call.name) for call in found)
 
 
@@ -189,7 +189,7 @@ def _operands_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> st
     expressions = [expression_at(*at) for at in {(call.place, call.name) for call in inside}]
     if not read:
         return ""
-    code = with_each_in(expressions, {text: f"{closed(text)}.{_METHODS[line.dtype]}()" for text, _ in read})
+    code = with_each_in(expressions, {text: f"{closed(text)}.{METHODS[line.dtype]}()" for text, _ in read})
     if code is None or line.goes_back != "line":
         return code or ""
     method = _method_back(chains, line)
@@ -203,7 +203,7 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
     begin = next(at for at, (_, call) in enumerate(calls) if call.is_beside(first))
     for known in (*map(calls_of, chains), calls[begin:]):
         _, read = _converted(line, known)
-        if read is None or not all(_VIEW.fullmatch(text) for text, _ in read):
+        if read is None or not all(VIEW.fullmatch(text) for text, _ in read):
             return ""
         named = [(re.split(r"\W", text, maxsplit=1)[0], call) for text, call in read]
         if any(is_rebound(name, first.place, call.place) for name, call in named if call is not first):
@@ -216,16 +216,16 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
     if not names or not is_local or expression is None or not expression.is_whole or not can_come_before(first.place):
         return ""
     every = sorted(names)
-    head = f"{', '.join(every)} = {', '.join(f'{name}.{_METHODS[line.dtype]}()' for name in every)}"
+    head = f"{', '.join(every)} = {', '.join(f'{name}.{METHODS[line.dtype]}()' for name in every)}"
     return f"{head}\n{expression.line}"
 
 
-_VIEW = re.compile(
+VIEW = re.compile(
     r"\w+(\.m?[TH]\b|\.(t|transpose|permute|flatten|squeeze|unsqueeze|view|reshape|expand)\([-\w, ]*\)|\[[^][]*\])*"
 )
 """A name, or a view of it that has the same dtype."""
 
-_METHODS = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}
+METHODS = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}
 
 
 def _told(value: float, dtype: str, line: str) -> str:

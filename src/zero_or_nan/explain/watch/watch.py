@@ -149,6 +149,9 @@ class Watch:
         was_ok = self.report.ok
         if backward.end(results):
             self.narration.note_elsewhere()
+        request = backward.request
+        is_last = backward.outer is None and (request.accumulates or not request.keeps_graph)
+        self.findings.history.loss = id(request.roots[0]) if is_last and len(request.roots) == 1 else None
         if backward.events.reached and backward.outer is None:
             found = backward.diagnosed(self.narration.verdicts)
             if self.transforms.is_again:  # whether the program uses what the transform gives is not known yet

@@ -26,7 +26,6 @@ from ...masks.numbers import all_finite, has_nan
 from ..graph import signed
 from ..numerics import numerics
 from ..registry import derivative, function, rule
-from ..rewrites import advice
 from .reductions import picked_share
 
 function("Norm", fills=("MaskedFill(Div(Norm))", "MaskedFill(Div(Pow(Norm)))"))
@@ -41,7 +40,6 @@ _DISTANCES = "atlas#norms-and-distances"
 numerics("norm", grows=True, no_direction=True, has_order=True, section="undefined", points=_DISTANCES)
 numerics("linalg_vector_norm linalg_norm", grows=True, no_direction=True, has_order=True, points=_DISTANCES)
 numerics("cosine_similarity cdist pdist", no_direction=True)
-advice("undefined", "norm", "y = (x.square().sum(-1) + 1e-12).sqrt()  # no slope at 0", _DISTANCES)
 
 
 def _of_largest(node: Any) -> bool:

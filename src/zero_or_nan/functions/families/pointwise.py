@@ -257,6 +257,7 @@ for most in (20, 10):  # the second for float16
     rewrite("exp(x)", f"x.clamp(max={most}).exp()", f"an exponent above {most} counts as {most}, with a slope of 0")
 for name in ("log", "log2", "log10"):
     rewrite(f"{name}(x)", f"x.clamp_min(1e-8).{name}()", "a number below 1e-8 counts as 1e-8, with a slope of 0")
+rewrite("xlogy(x, y)", "torch.xlogy(x, y.masked_fill((x == 0) & (y == 0), 1))", "0 * log(0) is 0, with a slope of 0")
 rewrite("log1p(x)", "x.clamp_min(-1 + 1e-6).log1p()", "a number below -1 + 1e-6 counts as this one, with a slope of 0")
 for name in ("acos", "asin"):
     rewrite(

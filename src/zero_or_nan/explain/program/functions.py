@@ -1,0 +1,147 @@
+"""The functions of the user's in one file: who calls whom.
+
+Only what the file shows for certain counts: a function is found if its name is defined once in the file, and if the
+name is used once, in a call.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .code import Place
+from .source import closed, parsed_file
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class OnlyCall(NamedTuple):
+    """The only call of a function in its file, in one line.
+
+    Attributes:
+        node: the call.
+        line: the number of its line.
+        filename: the file.
+        arguments: by the function's parameter, the argument.
+        function: the function that is called.
+        functions: this one and all those of the file that it calls.
+    """
+
+    node: ast.Call
+    line: int
+    filename: str
+    arguments: Mapping[str, ast.expr]
+    function: _Function
+    functions: list[_Function]
+
+    def has(self, place: Place) -> bool:
+        """Whether the code of a place runs during the call."""
+        return place.filename == self.filename and any(_spans(each, place.line) for each in self.functions)
+
+    def parameters_of(self, name: str, place: Place) -> set[str]:
+        """The parameters that a variable at a place may have got its value from, if it was not computed in the call."""
+        inner = [each for each in self.functions if _spans(each, place.line)]
+        return self._origins(inner[-1], name, []) if inner else set()
+
+    def _origins(self, function: _Function, name: str, known: list[_Function]) -> set[str]:
+        if function is self.function:
+            return {name} & self.arguments.keys()
+        if function in known:
+            return set()
+        found = set[str]()
+        for caller in self.functions:
+            for node in _own(caller):
+                if isinstance(node, ast.Call) and _name(node.func) == function.name:
+                    given = _bound(node, function).get(name)
+                    if isinstance(given, ast.Name):
+                        found |= self._origins(caller, given.id, [*known, function])
+        return found
+
+    def with_arguments(self, method: str, parameters: set[str], back: str = "") -> str:
+        """The line of the call with a method behind the arguments for these parameters, and one behind the call.
+
+        It is empty if the call gives several results, and a method has to stand behind it.
+        """
+        line = linecache.getline(self.filename, self.line)
+        if back and (_gives_several(self.function) or re.match(r"[\w\s.]*,[\w\s.,]*=", line)):
+            return ""
+        code = line.encode()
+        if back:
+            code = code[: self.node.end_col_offset] + f".{back}()".encode() + code[self.node.end_col_offset :]
+        for node in sorted((self.arguments[each] for each in parameters), key=lambda node: -node.col_offset):
+            text = closed(code[node.col_offset : node.end_col_offset].decode())
+            code = code[: node.col_offset] + f"{text}.{method}()".encode() + code[node.end_col_offset :]
+        return code.decode().strip()
+
+
+def only_calls_around(place: Place) -> Iterator[OnlyCall]:
+    """The only calls of functions during which the code of a place runs, from the inside out."""
+    tree = parsed_file(place)
+    nodes: list[Any] = [] if tree is None else [*ast.walk(tree)]
+    functions = {node.name: node for node in nodes if isinstance(node, _Function)}
+    names = [node.name for node in nodes if isinstance(node, (_Function, ast.ClassDef))]
+    used = [name for node in nodes if (name := _name(node)) in functions]
+    calls = {name: node for node in nodes if isinstance(node, ast.Call) and (name := _name(node.func)) in functions}
+    single = {name for name in calls if names.count(name) == used.count(name) == 1}
+    found = []
+    for name in single:
+        inside = _called(functions[name], functions)
+        others = {each.name for each in inside[1:]}
+        lines = [node.lineno for node in nodes if _name(node) in others]
+        is_closed = all(any(_spans(each, line) for each in inside) for line in lines)
+        node, function = calls[name], functions[name]
+        is_inside = any(_spans(each, node.lineno) for each in inside)
+        call = OnlyCall(node, node.lineno, place.filename, _bound(node, function), function, inside)
+        if is_closed and call.has(place) and not is_inside and node.lineno == node.end_lineno:
+            found.append(call)
+    yield from sorted(found, key=lambda call: len(call.functions))
+
+
+def _name(node: ast.AST) -> str:
+    """The name that an expression uses."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _gives_several(function: _Function) -> bool:
+    returned = [node.value for node in _own(function) if isinstance(node, ast.Return)]
+    return any(isinstance(each, (ast.Tuple, ast.List, ast.Dict)) for each in returned)
+
+
+def _spans(function: _Function, line: int) -> bool:
+    return function.lineno <= line <= (function.end_lineno or 0)
+
+
+def _own(function: _Function) -> Iterator[ast.AST]:
+    """The parts of a function that are in no other function."""
+    waiting: list[ast.AST] = [function]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += [each for each in ast.iter_child_nodes(node) if not isinstance(each, _Function)]
+
+
+def _called(function: _Function, functions: Mapping[str, _Function]) -> list[_Function]:
+    """A function, and those that it calls, and so on."""
+    found = [function]
+    for each in found:
+        stored = {_name(node) for node in ast.walk(each) if isinstance(getattr(node, "ctx", None), ast.Store)}
+        given = {node.arg for node in ast.walk(each) if isinstance(node, ast.arg)}
+        names = {_name(node) for node in ast.walk(each)} - stored - given
+        found += [other for name, other in functions.items() if name in names and other not in found]
+    return found
+
+
+def _bound(call: ast.Call, function: _Function) -> dict[str, ast.expr]:
+    """By parameter, the argument of a call. What stands behind a star is left out, with all that follows it."""
+    given = function.args
+    positional = [each.arg for each in (*given.posonlyargs, *given.args)]
+    if isinstance(call.func, ast.Attribute) and positional[:1] in (["self"], ["cls"]):
+        del positional[0]
+    starred = next((at for at, each in enumerate(call.args) if isinstance(each, ast.Starred)), len(call.args))
+    return {
+        **dict(zip(positional, call.args[:starred], strict=False)),
+        **{each.arg: each.value for each in call.keywords if each.arg is not None},
+    }

@@ -1,0 +1,199 @@
+"""The calls of a program once more, up to the loss, with other tensors or in another dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...ignoring.inside import tree_map, tree_map_only
+from ..births.call import Call
+from ..births.chain import in_dtype
+from ..program.rerun import on_copies, without_side_effects
+from ..program.tensors import node_of
+from .conversion import Calls
+from .exact import Outcome, weights
+
+MOST_NUMBERS = 20_000_000
+"""The size of the operands of all calls from which on they do not run again."""
+
+
+class Program(NamedTuple):
+    """The calls of a program that are known.
+
+    Attributes:
+        calls: in order of time, each with the identity of its result.
+        loss: the identity of the loss; 0 if there was no backward pass, and None if it is not known.
+    """
+
+    calls: Calls
+    loss: int | None
+
+
+class Again(NamedTuple):
+    """What the calls gave.
+
+    Attributes:
+        outcome: the loss, and its gradients. Without a backward pass, the loss is the last result.
+        kept: the tensors that came in and were taken as they are.
+        is_alike: whether each result had the numbers, where a call read it, that it had in the program.
+    """
+
+    outcome: Outcome
+    kept: list[Tensor]
+    is_alike: bool
+
+
+def once_more(
+    program: Program,
+    take: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    converted: Callable[[int, Tensor], torch.dtype | None] = lambda at, tensor: None,
+    dtype: torch.dtype | None = None,
+    noise: float = 0.0,
+    changed: Mapping[int, Call] = MappingProxyType({}),
+) -> Again | None:
+    """The loss and its gradients, if what comes in, or a call, is replaced; None if another call does not take that.
+
+    A call runs if it is changed, or if one of its operands is another now, or has a gradient. What the other calls gave
+    comes in as it is.
+
+    Args:
+        program: the calls that run again.
+        take: gives what to take for a tensor that no call here has computed.
+        converted: the dtype to which a call, by its position, converts such a tensor; None for none.
+        dtype: of all floating-point tensors; that of the program if left out.
+        noise: how far, relative to it, each result is moved, as if it was rounded so.
+        changed: by position, what runs in place of some calls.
+    """
+    if program.loss is None:
+        return None
+    run = _Run(take, dtype, noise)
+    try:
+        with without_side_effects():
+            for at, (key, call) in enumerate(program.calls):
+                to = {id(each): converted(at, each) for each in call.tensors()}
+                if at in changed or run.is_new(call) or any(each is not None for each in to.values()):
+                    run.call(key, changed.get(at, call), to)
+            return run.end(program.loss)
+    except Exception:  # the code may be the user's
+        return None
+
+
+class _Run:
+    def __init__(self, take: Callable[[Tensor], Tensor], dtype: torch.dtype | None, noise: float) -> None:
+        self._take, self._dtype, self._noise = take, dtype, noise
+        self._generator = torch.Generator().manual_seed(0)
+        self._made: dict[int, Tensor] = {}
+        self._came: dict[int, Tensor] = {}
+        self._leaves: dict[int, Tensor] = {}
+        self._kept: list[Tensor] = []
+        self._last: Tensor | None = None
+        self._is_alike = True
+
+    def call(self, key: int, call: Call, to: dict[int, torch.dtype | None]) -> None:
+        """Run a call, with some of its operands in other dtypes, by their identity."""
+
+        def put(tensor: Tensor) -> Tensor:
+            value, dtype = self._value(tensor), to.get(id(tensor))
+            return value if dtype is None else value.to(dtype)
+
+        args, kwargs = tree_map_only(Tensor, put, (tuple(call.args), dict(call.kwargs)))
+        if self._dtype is not None:
+            args, kwargs = tree_map(self._of_dtype, (args, kwargs))
+        with torch.set_grad_enabled(call.is_recorded):
+            result = (call.again if self._dtype is None else call.run)(args, kwargs)
+        if isinstance(result, Tensor):
+            self._made[key] = self._moved(in_dtype(self._dtype, result))
+            self._last = self._made[key]
+
+    def end(self, key: int) -> Again | None:
+        """What the calls gave; None if the loss, whose identity it was in the program, is not among that."""
+        loss = self._made.get(key) if key else self._last
+        if loss is None:
+            return None
+        leaves = list(self._leaves.values())
+        gradients = [torch.zeros_like(each) for each in leaves]
+        if leaves and loss.requires_grad:
+            options = {"allow_unused": True, "materialize_grads": True}
+            gradients = list(torch.autograd.grad(loss, leaves, weights(loss), **options))
+        found = {(key, 1): each for key, each in zip(self._leaves, gradients, strict=True)}
+        return Again(Outcome(loss.detach(), found), self._kept, self._is_alike)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        if not self._noise or not tensor.is_floating_point():
+            return tensor
+        noise = torch.randn(tensor.shape, generator=self._generator, dtype=tensor.dtype).to(tensor.device)
+        return tensor * (1 + self._noise * noise)
+
+    def _of_dtype(self, thing: object) -> object:
+        return self._dtype if isinstance(thing, torch.dtype) and thing.is_floating_point else thing
+
+    def is_new(self, call: Call) -> bool:
+        """Whether an operand of a call is another now, or has a gradient."""
+        return any(map(self._is_new, call.tensors()))
+
+    def _is_new(self, tensor: Tensor) -> bool:
+        if tensor.requires_grad or id(tensor) in self._made or id(tensor._base) in self._made:
+            return True
+        return self._dtype is not None and tensor.is_floating_point() or self._take(tensor) is not tensor
+
+    def _value(self, tensor: Tensor) -> Tensor:
+        base, made = tensor._base, self._made.get(id(tensor))
+        is_leaf = tensor.requires_grad and node_of(tensor) is None
+        if made is not None:
+            self._compare(made, tensor)
+            if not is_leaf:
+                return made
+        if base is not None and not is_leaf and (tensor.requires_grad or id(base) in self._made):
+            value = self._value(base).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+            return value if tensor.requires_grad else value.detach()
+        if id(tensor) not in self._came:
+            taken = self._take(tensor) if made is None else made
+            if taken is tensor:
+                self._kept.append(tensor)
+            self._came[id(tensor)] = value = in_dtype(self._dtype, on_copies(taken))
+            if tensor.requires_grad:
+                self._leaves[id(tensor)] = value.requires_grad_()
+        return self._came[id(tensor)]
+
+    def _compare(self, value: Tensor, tensor: Tensor) -> None:
+        if self._is_alike:
+            pair = [each.detach().nan_to_num(1.5, 2.5, 3.5) for each in (value, tensor)]
+            self._is_alike = value.dtype is tensor.dtype and torch.equal(*pair)
+
+
+def fails_again(program: Program) -> bool:
+    """Whether the calls are not too many, give what they gave, and the loss or a gradient is not finite.
+
+    If it is finite, then the number that is not came from something else than these calls.
+    """
+    if sum(each.numel() for _, call in program.calls for each in call.tensors()) > MOST_NUMBERS:
+        return False
+    found = once_more(program)
+    return found is not None and found.is_alike and not found.outcome.is_finite
+
+
+def agree(now: Again | None, right: Again | None, near: float) -> bool:
+    """Whether a loss and its gradients are finite, and near the right ones.
+
+    A gradient may be exactly 0. Then both are rounding errors of larger numbers.
+    """
+    if now is None or right is None or not (now.outcome.is_finite and right.outcome.is_finite):
+        return False
+    if now.outcome.gradients.keys() != right.outcome.gradients.keys():
+        return False
+    parts = [each.double() for each in right.outcome.parts]
+    largest = max((float(each.abs().max()) for each in parts if each.numel()), default=0.0)
+    for one, each in zip(now.outcome.parts, parts, strict=True):
+        scale = near * float(each.abs().max()) + 1e-12 * largest if each.numel() else 0.0
+        if not torch.allclose(one.double(), each, rtol=near, atol=scale):
+            return False
+    return True
+
+
+def position_of(call: Call, calls: Calls) -> int | None:
+    """The position of the last call with the same operands from the same place; None if it is not known any more."""
+    return next((at for at in range(len(calls))[::-1] if calls[at][1].is_same(call)), None)

@@ -1,0 +1,174 @@
+"""Elements that the loss leaves out, or should: which number they have does not matter.
+
+`(k >= 0) * sqrt(k)` multiplies what does not exist by 0, but 0 times NaN is NaN. And -inf leaves an element out of a
+softmax, but 0 times -inf is NaN, too. In both cases two numbers are put in its place, and all calls run once more, up
+to the loss. If the loss and its gradients are finite and the same both times, then they do not depend on the number.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...functions.rewrites import REWRITES
+from ...ignoring.inside import tree_map_only
+from ..births.arithmetic import number
+from ..births.call import Call
+from ..births.chain import Chain
+from ..program.source import expression_at, is_rebound, with_each_in
+from ..program.tensors import not_finite
+from .again import Again, Program, agree, fails_again, once_more, position_of
+from .exact import outcome, texts_of
+from .gaps import evaluated
+from .matching import Match, line_of, matches
+
+_SAME = 1e-5
+"""How far, relative to it, the loss may be from the one with another number."""
+
+_LARGE = {torch.float16: 1e4}
+"""The size of the number in place of an infinity. Other dtypes get 1e9."""
+
+
+def without_them(failed: Call, program: Program, known: str | None) -> tuple[str, int] | None:
+    """The line of a call with another number where what follows leaves its result out, and the line's number.
+
+    None if the loss depends on the number, or if no line is known that gives one. `known` is the line that would be
+    written otherwise, if there is one: no other is written then.
+    """
+    at = position_of(failed, program.calls)
+    call = None if at is None else program.calls[at][1]
+    if at is None or call is None or call.plan.in_place:
+        return None
+    if not fails_again(program):
+        return None
+    right, other = (once_more(program, changed={at: _with_number(call, each)}) for each in (1.0, 3.0))
+    if right is None or not agree(other, right, _SAME):
+        return None
+    for rewrite in REWRITES.get(call.name, ()):
+        for match in matches(rewrite.pattern, call, Chain(call), Match({}, ())):
+            line, replaces = line_of(rewrite, match)
+            tensors = {name: thing for name, thing in match.names.items() if isinstance(thing, Tensor)}
+            func = evaluated(rewrite.code, tensors, match.names)
+            put = call._replace(func=func, args=tuple(tensors.values()), kwargs={})
+            if (
+                replaces is not None
+                and known in (None, line)
+                and agree(once_more(program, changed={at: put}), right, _SAME)
+            ):
+                told = "# what follows leaves this element out: any number here gives the same gradients. Tried with 1,"
+                return f"{told}\n# with 3, and with this line: {_told(right)}\n{line}", replaces
+    return None
+
+
+def masked_before(chains: Sequence[Chain]) -> tuple[str, int] | None:
+    """The line of the failed call with the mask of a later line in it, and its number; None if there is no such mask.
+
+    Args:
+        chains: the calls that used the number, and last the call in which it was born.
+    """
+    failed = chains[-1].call
+    bad = not_finite(outcome(chains[-1].run()).value)
+    expression = expression_at(failed.place, failed.name)
+    if expression is None or not expression.is_whole or expression.has_scope:
+        return None
+    operands = {text for _, text in texts_of(failed)}
+    for later in reversed(chains[:-1]):
+        for mask, text in texts_of(later.call) if later.call.name == "mul" else ():
+            is_here = later.call.place.code is failed.place.code and text.isidentifier()
+            is_operand = text in operands  # p * log(p) has no mask
+            if not is_here or is_operand or not _leaves_out(mask, bad):
+                continue
+            if is_rebound(text, failed.place, later.call.place):
+                continue
+            with_mask = _with_mask(mask, failed)
+            if all(outcome(each.with_calls(with_mask).run()).is_finite for each in chains):
+                told = f"# {text} is 0 here, and line {later.call.place.line} multiplies by it, but 0 times NaN is NaN."
+                safe = f"torch.where({text} == 0, 0, {ast.unparse(expression.node)})"
+                tried = "# Tried on your numbers, what follows is finite, with finite gradients:"
+                return f"{told}\n{tried}\n{expression.replaced_by(safe)}", failed.place.line
+    return None
+
+
+def _leaves_out(mask: Any, bad: Tensor) -> bool:
+    """Whether a factor is 0, or False, for each of these elements, and not for all that there are."""
+    if not isinstance(mask, Tensor) or mask.requires_grad or mask.shape != bad.shape:
+        return False
+    return bool((mask[bad] == 0).all()) and bool((mask != 0).any())
+
+
+def _with_mask(mask: Tensor, at: Call) -> Callable[[Call], Call]:
+    """Makes the result of one call 0 where a mask is."""
+
+    def changed(call: Call) -> Call:
+        def run(*args: Any, **named: Any) -> Any:
+            return torch.where(mask == 0, 0, call.func(*args, **named))
+
+        return call._replace(func=run) if call.is_again(at) else call
+
+    return changed
+
+
+def with_large_numbers(failed: Call, program: Program) -> tuple[str, int] | None:
+    """An earlier line with a large number in place of an infinity, and its number; None if the loss depends on it."""
+    last = position_of(failed, program.calls)
+    if last is None or not fails_again(program):
+        return None
+    for at in range(last + 1)[::-1]:
+        call = program.calls[at][1]
+        infinity = call.infinite_number()
+        if infinity is None or math.isnan(infinity) or call.place.filename != failed.place.filename:
+            continue
+        large = math.copysign(_LARGE.get(call.tensors()[0].dtype, 1e9), infinity)
+        right = once_more(program, changed={at: _with_one(call, infinity, large)})
+        if right is None or not agree(once_more(program, changed={at: _with_several(call, large)}), right, _SAME):
+            continue
+        text = next((text for thing, text in texts_of(call) if isinstance(thing, float) and thing == infinity), "")
+        line = with_each_in([expression_at(call.place, call.name)], {text: number(large)}) if text else None
+        if line is not None:
+            told = (
+                f"# 0 times an infinity is NaN, and 0 times a large number is 0. Tried on your numbers: {_told(right)}"
+            )
+            return f"{told}\n{line}", call.place.line
+    return None
+
+
+def _told(found: Again) -> str:
+    return f"the loss is {number(found.outcome.value.max().item())}, and its gradients are finite"
+
+
+def _with_number(call: Call, value: float) -> Call:
+    """A call that gives a number where its result is not finite, without a gradient there."""
+
+    def run(*args: Any, **named: Any) -> Tensor:
+        bad = not_finite(call.func(*args, **named).detach())
+
+        def safe(tensor: Tensor) -> Tensor:
+            return torch.where(bad, 0.5, tensor) if tensor.is_floating_point() else tensor
+
+        args, named = tree_map_only(Tensor, safe, (args, named))
+        return torch.where(bad, value, call.func(*args, **named))
+
+    return call._replace(func=run)
+
+
+def _with_one(call: Call, infinity: float, large: float) -> Call:
+    """A call with a large number in place of an infinity among its arguments."""
+    args = tuple(call.args), dict(call.kwargs)
+    args, kwargs = tree_map_only(float, lambda each: large if each == infinity else each, args)
+    return call._replace(args=args, kwargs=kwargs)
+
+
+def _with_several(call: Call, large: float) -> Call:
+    """A call that gives other large numbers, which all differ, in place of each infinity."""
+
+    def run(*args: Any, **named: Any) -> Tensor:
+        result = call.func(*args, **named)
+        count = torch.arange(result.numel(), device=result.device).reshape(result.shape)
+        return torch.where(result.isinf(), large * (1 + count % 7 / 10), result)
+
+    return call._replace(func=run)

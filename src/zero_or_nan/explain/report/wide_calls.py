@@ -1,0 +1,147 @@
+"""A call of the user's own function with arguments in a wider dtype.
+
+A number may be lost in one line, and be missed in another, and each may be in a function of its own. Then no line alone
+repairs the formula. The line that calls the outer function does, if it gives this function wider arguments. All calls
+run once more from the first one to the loss. The loss and its gradients must be those of a run in float64, and must not
+depend on how float64 rounds.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...ignoring.inside import tree_map
+from ..births.arithmetic import number
+from ..births.call import Call
+from ..program.functions import OnlyCall, only_calls_around
+from ..program.source import expression_at
+from .again import Program, agree, fails_again, once_more, position_of
+from .conversion import Calls, is_smaller
+from .exact import texts_of
+from .widening import METHODS, VIEW
+
+_NOISE = 1e-12
+"""How far, relative to it, each number on the way is moved to see whether float64 has enough digits."""
+
+
+def with_wider_arguments(failed: Call, program: Program) -> tuple[str, int, None] | None:
+    """The line that calls a function with wider arguments, and its number; None if no such line is known to be right.
+
+    Args:
+        failed: the call that gave a number that is not finite.
+        program: all calls that are known.
+    """
+    ways = [way for call in only_calls_around(failed.place) for way in _ways(call, program.calls)]
+    if not ways or not fails_again(program):
+        return None
+    exact, moved = (once_more(program, dtype=torch.float64, noise=noise) for noise in (0.0, _NOISE))
+    if exact is None or moved is None or not agree(moved, exact, 1e-3):
+        return None
+    for way in ways:
+        found = once_more(program, converted=way.converted, changed=way.changed)
+        if found is not None and agree(found, exact, 1e-4 if way.dtype is torch.float64 else 2e-2):
+            dtype = str(way.dtype).removeprefix("torch.")
+            told = f"the loss is {number(found.outcome.value.max().item())}, and its gradients are finite"
+            return f"# tried on your numbers, with {dtype} in this call: {told}\n{way.line}", way.call.line, None
+    return None
+
+
+def with_a_wider_conversion(failed: Call, program: Program) -> tuple[str, int, None] | None:
+    """The line of a conversion to float16 with one to float32, and its number; None if it is not known to be right."""
+    expression = expression_at(failed.place, failed.name)
+    if expression is None or not isinstance(expression.node, ast.Call):
+        return None
+    code, count = re.subn(r"\.half\(\)$|\.to\(torch\.(float16|half)\)$", ".float()", ast.unparse(expression.node))
+    at = position_of(failed, program.calls) if count else None
+    if at is None or not fails_again(program):
+        return None
+    call = program.calls[at][1]
+    wide, exact = (
+        once_more(
+            program, changed={at: call._replace(func=lambda it, *_, dtype=dtype, **__: it.to(dtype))}, dtype=of_all
+        )
+        for dtype, of_all in ((torch.float32, None), (torch.float64, torch.float64))
+    )
+    if not agree(wide, exact, 2e-2):
+        return None
+    assert wide is not None
+    loss = number(wide.outcome.value.max().item())
+    told = f"# tried on your numbers, in float32: the loss is {loss}, and its gradients are finite"
+    return f"{told}\n{expression.replaced_by(code)}", failed.place.line, None
+
+
+class _Way(NamedTuple):
+    """A line with wider arguments.
+
+    Attributes:
+        call: the call of the function.
+        line: the line, with the conversions.
+        dtype: the wider dtype.
+        changed: by position, the calls in which the source has `x.dtype`, with the wider dtype.
+        inside: the positions of the calls during this one.
+        tensors: by identity, the arguments, and what they are views of.
+        made: by identity, what the calls inside give.
+        goes_back: whether the result gets the dtype back that it had.
+    """
+
+    call: OnlyCall
+    line: str
+    dtype: torch.dtype
+    changed: dict[int, Call]
+    inside: set[int]
+    tensors: set[int]
+    made: set[int]
+    goes_back: bool
+
+    def converted(self, at: int, tensor: Tensor) -> torch.dtype | None:
+        """The dtype to which a call converts an operand; None for none."""
+        if at in self.inside:
+            is_argument = id(tensor) in self.tensors or id(tensor._base) in self.tensors
+            return self.dtype if is_argument and is_smaller(tensor, self.dtype) else None
+        return tensor.dtype if self.goes_back and id(tensor) in self.made else None
+
+
+def _ways(call: OnlyCall, calls: Calls) -> Iterator[_Way]:
+    """The lines with which the tensors among the arguments of a call are wider."""
+    inside = {at for at, (_, each) in enumerate(calls) if call.has(each.place)}
+    made = {calls[at][0] for at in inside}
+    found: dict[str, list[Tensor]] = {}
+    for at in inside:
+        for thing, text in texts_of(calls[at][1]):
+            if isinstance(thing, Tensor) and thing.is_floating_point() and VIEW.fullmatch(text):
+                name = re.split(r"\W", text, maxsplit=1)[0]
+                if not made & {id(thing), id(thing._base)}:
+                    for parameter in call.parameters_of(name, calls[at][1].place):
+                        found.setdefault(parameter, []).append(thing)
+    dtypes = {each.dtype for things in found.values() for each in things}
+    dtype = torch.float64 if dtypes <= {torch.float32, torch.float64} else torch.float32
+    names = {name for name, things in found.items() if any(is_smaller(each, dtype) for each in things)}
+    line = call.with_arguments(METHODS[dtype], names) if names else ""
+    if line:
+        tensors = {id(it) for name in names for each in found[name] for it in (each, each._base) if it is not None}
+        changed = {at: each for at in inside if (each := _with_dtype(calls[at][1], dtype)) is not None}
+        way = _Way(call, line, dtype, changed, inside, tensors, made, False)
+        yield way
+        outside = (each for at, (_, each) in enumerate(calls) if at not in inside)
+        back = {tensor.dtype for each in outside for tensor in each.tensors() if id(tensor) in made}
+        method = METHODS.get(back.pop()) if len(back) == 1 else None
+        line = call.with_arguments(METHODS[dtype], names, method) if method is not None else ""
+        if line:
+            yield way._replace(line=line, goes_back=True)
+
+
+def _with_dtype(call: Call, dtype: torch.dtype) -> Call | None:
+    """A call with a wider dtype in place of each that the source takes from a tensor, as `x.to(q.dtype)` does."""
+    taken = [thing for thing, text in texts_of(call) if isinstance(thing, torch.dtype) and text.endswith(".dtype")]
+    if not taken:
+        return None
+    args, kwargs = tree_map(
+        lambda thing: dtype if any(thing is each for each in taken) else thing, (tuple(call.args), dict(call.kwargs))
+    )
+    return call._replace(args=args, kwargs=kwargs)

@@ -1,0 +1,130 @@
+"""Remedies that the loss judges: all calls run once more, up to it, and it and its gradients must be right."""
+
+import re
+
+import pytest
+import torch
+
+HALF = "float16"
+WEIGHTS = """def likelihood(d, s):
+    return torch.exp(-d.square() / (2 * s**2))
+def weights(x, s):
+    w = torch.ones(2) / 2
+    for c in (5, 6):
+        d = x + 1000 - 1000 - c
+        w = w * likelihood(d, s)
+    return w / w.sum()
+"""
+SCORES = """def scores(q, k):
+    q2 = (q * q).sum(-1, keepdim=True)
+    k2 = (k * k).sum(-1, keepdim=True)
+    return 2 * q @ k.T - q2 - k2.T
+def mixed(q, v):
+    return {} @ v
+q = x[:, None].detach()
+loss = mixed(q, x[:, None]).sum()
+"""
+FAKE = """def fake(y):
+    return -1e5 * y / y.norm(dim=-1, keepdim=True) ** 2
+def attend(q, v):
+    k = torch.zeros(3, 2).to(q.dtype)
+    k[:2] = q
+    k[[2]] = fake(q.mean(0, keepdim=True))
+    s = q @ k.T
+    return torch.softmax(s.float(), -1).to(q.dtype) @ v
+"""
+INDEX = "i = torch.tensor([3, 70016])\n"
+
+# By name: the numbers of x, the lines that fail, the line that is written, its number, and the dtype of x. In float64,
+# the program gives the right gradient.
+WIDER = {
+    "a number that one function loses and another misses": (
+        [0.3, 0.7],
+        f"{WEIGHTS}loss = weights(x, s=0.2)[0]",
+        "loss = weights(x.double(), s=0.2)[0]",
+        12,
+    ),
+    "several functions": (
+        [0.3, 0.7],
+        f"{WEIGHTS}def mean(x, y):\n    w = weights(x, 0.2)\n    return w @ y\nloss = mean(x, x + 1)",
+        "w = weights(x.double(), 0.2).float()",
+        13,
+    ),
+    "a result that goes back": (
+        [300.0, 1.0],
+        SCORES.format("torch.softmax(scores(q, q + 1), 0)"),
+        "return torch.softmax(scores(q.float(), (q + 1).float()).half(), 0) @ v",
+        9,
+        HALF,
+    ),
+    "a dtype that is that of an argument": (
+        [1.0, 2.0, 0.5],
+        f"{FAKE}q = torch.tensor([[0.6, -0.1], [-0.3, 0.3]]).half()\nloss = attend(q, x[:, None]).sum()",
+        "loss = attend(q.float(), x[:, None].float()).sum()",
+        13,
+        HALF,
+    ),
+    "a conversion": ([1.0, 2.0], f"{INDEX}a = i.half().sin()\nloss = (a * x).sum()", "a = i.float().sin()", 5),
+    "another conversion": (
+        [1.0, 2.0],
+        f"{INDEX}a = torch.cos(i.to(torch.float16))\nloss = (a * x).sum()",
+        "a = torch.cos(i.float())",
+        5,
+    ),
+}
+LEFT_OUT = {
+    "a mask of a mask": (
+        [2.0, -1.0],
+        "k = x + 0\nloss = (torch.sqrt(k)[:, None] * (k >= 0).unsqueeze(1)).sum()",
+        "loss = (k.clamp_min(1e-12).sqrt()[:, None] * (k >= 0).unsqueeze(1)).sum()",
+        5,
+    ),
+    "an infinity that is scaled": (
+        [0.2, 1.0],
+        "t = x[:1]\nm = torch.tensor([0.5, 1.0, 2.0]).masked_fill(torch.tensor([True, False, False]), "
+        "-torch.inf)\nloss = torch.softmax(m / t, 0)[1] * x[1]",
+        "m = torch.tensor([0.5, 1.0, 2.0]).masked_fill(torch.tensor([True, False, False]), -1e9)",
+        5,
+    ),
+}
+REFUSED = {
+    "a function that is called twice": f"{WEIGHTS}loss = weights(x - 0.5, 0.2)[0] + weights(x, 0.2)[1]",
+    "a name that is more than a function's": f"{WEIGHTS}f = weights\nloss = f(x, 0.2)[0]",
+    "what float64 loses, too": f"{WEIGHTS}loss = weights(x - 9, 0.2)[0]",
+    "what depends on how float64 rounds": (
+        "def f(x):\n    a = (80 + x).exp()\n    return torch.lgamma(a + 1) - torch.lgamma(a)\nloss = f(x + 5).sum()"
+    ),
+    "what float64 has no number for": "def f(x):\n    return x / (x - x)\nloss = f(x + 1).sum()",
+    "a number that the loss depends on": "loss = (torch.sqrt(x - 2)[:, None] * (x >= 0)[:, None]).sum()",
+    "a row that has infinities alone": (
+        "m = torch.zeros(2, 2).masked_fill(torch.tensor([[True, True], [True, False]]), -torch.inf)\n"
+        "loss = (torch.softmax(m * x, 1) * x).sum()"
+    ),
+    "what changed since": (
+        "y = x * 1\nm = y.detach() > 0.5\nz = torch.sqrt(y - 1)[:, None] * m[:, None]\nloss = z.sum()\ny.data.add_(5)"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*WIDER, *LEFT_OUT])
+def test_the_line_gives_the_gradient_that_is_right(program, name):
+    numbers, lines, line, at, *dtype = (WIDER | LEFT_OUT)[name]
+    origin = program.origins(numbers, lines, *dtype)[0]
+    *_, written = origin.remedy.splitlines()
+    assert (written, origin.replaces) == (line.strip(), at), origin
+    assert "its gradients are finite" in origin.remedy
+    found = program.paste(origin)["x"].grad
+    if name in LEFT_OUT:
+        lines = lines.replace("(torch.sqrt(k)[:, None] * (k >= 0).unsqueeze(1)).sum()", "k[:1].sqrt().sum()")
+        lines = lines.replace("m / t", "m[1:] / t").replace(", 0)[1]", ", 0)[0]")
+    program.write(
+        numbers, re.sub(r"\.(half|float)\(", ".double(", lines).replace("torch.float16", "torch.float64"), "float64"
+    )
+    close = {"rtol": 2e-2, "atol": 2e-3} if dtype else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(found.double(), program.run()["x"].grad, **close)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_no_line_is_claimed_to_give_the_right_loss(program, name):
+    origin = program.origins([0.0, 1.0], REFUSED[name])[0]
+    assert "its gradients are finite" not in origin.remedy, origin
