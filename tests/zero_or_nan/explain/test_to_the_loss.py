@@ -5,6 +5,9 @@ import re
 import pytest
 import torch
 
+from zero_or_nan.explain.program.code import place_at
+from zero_or_nan.explain.program.functions import only_calls_around
+
 HALF = "float16"
 WEIGHTS = """def likelihood(d, s):
     return torch.exp(-d.square() / (2 * s**2))
@@ -43,6 +46,19 @@ WIDER = {
         f"{WEIGHTS}loss = weights(x, s=0.2)[0]",
         "loss = weights(x.double(), s=0.2)[0]",
         12,
+    ),
+    "calls after the loss, and calls without a gradient": (
+        [0.3, 0.7],
+        f"{WEIGHTS}with torch.no_grad():\n    k = (x * 0).sqrt()\nloss = weights(x, s=0.2)[0] + k.sum()\nseen = x * 2",
+        "loss = weights(x.double(), s=0.2)[0] + k.sum()",
+        14,
+    ),
+    "a parameter that is no tensor at first": (
+        [0.3, 0.7],
+        f"{WEIGHTS}def first(x, s):\n    s = x * s\n    return (weights(x, 0.2)[0] * s,\n    )[0].sum()\n"
+        "loss = first(x, 2.0)",
+        "loss = first(x.double(), 2.0)",
+        16,
     ),
     "several functions": (
         [0.3, 0.7],
@@ -95,13 +111,31 @@ REFUSED = {
         "def f(x):\n    a = (80 + x).exp()\n    return torch.lgamma(a + 1) - torch.lgamma(a)\nloss = f(x + 5).sum()"
     ),
     "what float64 has no number for": "def f(x):\n    return x / (x - x)\nloss = f(x + 1).sum()",
+    "a number above a clamp": "loss = (torch.sqrt(x - 2)[:, None].clamp(max=0.5) * (x >= 0)[:, None]).sum()",
+    "a number below a clamp": "loss = (torch.sqrt(x - 2)[:, None].clamp(min=9) * (x >= 0)[:, None]).sum()",
+    "a number that relu needs": "loss = torch.sqrt(x - 2).neg().clamp(min=0).sum()",
     "a number that the loss depends on": "loss = (torch.sqrt(x - 2)[:, None] * (x >= 0)[:, None]).sum()",
     "a row that has infinities alone": (
         "m = torch.zeros(2, 2).masked_fill(torch.tensor([[True, True], [True, False]]), -torch.inf)\n"
         "loss = (torch.softmax(m * x, 1) * x).sum()"
     ),
     "what changed since": (
-        "y = x * 1\nm = y.detach() > 0.5\nz = torch.sqrt(y - 1)[:, None] * m[:, None]\nloss = z.sum()\ny.data.add_(5)"
+        "m = torch.full((2,), 5.0)\nw = m + x\nloss = (torch.sqrt(-w)[:, None] * (9 - w).clamp(min=0)[:, None]).sum()\n"
+        "m.fill_(10)"
+    ),
+    "a call in a derivative of the user's": (
+        "class Own(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
+        "        ctx.save_for_backward(x)\n        return x * x\n    @staticmethod\n    def backward(ctx, g):\n"
+        "        (x,) = ctx.saved_tensors\n        return 2 * g * x + 0 * torch.log(x - 5)\nloss = Own.apply(x).sum()\n"
+        "loss.backward()"
+    ),
+    "a leaf that is a view": (
+        "v = torch.zeros(1, 1).view(1, 1).requires_grad_()\n"
+        "loss = (torch.sqrt(v - 1) * (v * 1) - 1).square().sum() + x.sum()"
+    ),
+    "a pass whose gradient is used": (
+        "y = x * 1\nz = torch.sqrt(y - 2)[:, None] * (y >= 2)[:, None]\n"
+        "(s,) = torch.autograd.grad(z.sum(), x, create_graph=True)\nloss = (s * y).sum()"
     ),
 }
 
@@ -128,3 +162,20 @@ def test_the_line_gives_the_gradient_that_is_right(program, name):
 def test_no_line_is_claimed_to_give_the_right_loss(program, name):
     origin = program.origins([0.0, 1.0], REFUSED[name])[0]
     assert "its gradients are finite" not in origin.remedy, origin
+
+
+@pytest.mark.parametrize(
+    ("end", "lines"),
+    [
+        ("y = outer(1)", [4, 5]),
+        ("y = outer(\n1)", [4]),  # of two lines
+        ("f = outer\ny = outer(1)", [4]),
+        ("y = outer(1) + inner(2)", []),
+        ("y = outer(1) + outer(2)", [4]),
+        ("def outer(x):\n    return inner(x)\ny = outer(1)", []),
+    ],
+)
+def test_a_call_is_found_if_it_is_the_only_one_and_nobody_else_calls_what_it_calls(tmp_path, end, lines):
+    file = tmp_path / "own.py"
+    file.write_text(f"def inner(x):\n    return x\ndef outer(x):\n    return inner(x)\n{end}\n")
+    assert sorted(call.line for call in only_calls_around(place_at(str(file), 2, "inner", None))) == lines

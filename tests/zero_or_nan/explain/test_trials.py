@@ -53,6 +53,16 @@ WRITTEN = {
         "and its exact second derivative is -3.28987: this formula gives none, not even in float64\n# tried",
         "x * 0 - torch.pi**2 / 3",
     ),
+    "what einsum gives": (
+        [1.0, 2.0], "y = x * 1\np = torch.sigmoid(y.view(1, 2) - 110)\n"
+        "n = torch.einsum('ab,ab->a', p, y.view(1, 2) * 0 + 1)\n"
+        "loss = (p / n.unsqueeze(1).repeat(1, 2))[0, 0]",
+        "overflow and its exact value is 0.268941: sigmoid(-109) in line 5 is 4.59094e-48, and float32 has nothing so ",
+    ),
+    "an infinity in the code": (
+        [1.0, 2.0], "m = torch.tensor([1.0, 0.0])\ns = x + (1 - m) * -torch.inf\nloss = s.softmax(0)[0] * x[0]",
+        "\n# a choice: 0 times an infinity is 0. ", "torch.tensor([1.0, 0.0])",
+    ),
     "the second derivative of a length": (
         [0.0, 0.0, 3.0, 4.0], "n = torch.norm(x.view(2, 2), 2, -1)\n"
         "(slope,) = torch.autograd.grad(n.sum(), x, create_graph=True)\nloss = slope.sum()",

@@ -177,7 +177,7 @@ def fails_again(program: Program) -> bool:
 
 
 def agree(now: Again | None, right: Again | None, near: float) -> bool:
-    """Whether a loss and its gradients are finite, and near the right ones.
+    """Whether a loss and its gradients are finite, and near the right ones, which are rounded to their dtype.
 
     A gradient may be exactly 0. Then both are rounding errors of larger numbers.
     """
@@ -185,7 +185,8 @@ def agree(now: Again | None, right: Again | None, near: float) -> bool:
         return False
     if now.outcome.gradients.keys() != right.outcome.gradients.keys():
         return False
-    parts = [each.double() for each in right.outcome.parts]
+    pairs = zip(right.outcome.parts, now.outcome.parts, strict=True)
+    parts = [each.to(one.dtype).double() for each, one in pairs]
     largest = max((float(each.abs().max()) for each in parts if each.numel()), default=0.0)
     for one, each in zip(now.outcome.parts, parts, strict=True):
         scale = near * float(each.abs().max()) + 1e-12 * largest if each.numel() else 0.0

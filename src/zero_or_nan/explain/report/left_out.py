@@ -30,6 +30,9 @@ from .matching import Match, line_of, matches
 _SAME = 1e-5
 """How far, relative to it, the loss may be from the one with another number."""
 
+_NUMBERS = (0.01, 3.0, 50.0)
+"""The numbers that are put in place of one that does not exist. A clamp would give the same for two of them."""
+
 _LARGE = {torch.float16: 1e4}
 """The size of the number in place of an infinity. Other dtypes get 1e9."""
 
@@ -42,26 +45,23 @@ def without_them(failed: Call, program: Program, known: str | None) -> tuple[str
     """
     at = position_of(failed, program.calls)
     call = None if at is None else program.calls[at][1]
-    if at is None or call is None or call.plan.in_place:
+    if at is None or call is None or call.plan.in_place or not fails_again(program):
         return None
-    if not fails_again(program):
+    right, *others, below = (once_more(program, changed={at: _with_number(call, each)}) for each in (*_NUMBERS, -3.0))
+    if right is None or not all(agree(each, right, _SAME) for each in others):
         return None
-    right, other = (once_more(program, changed={at: _with_number(call, each)}) for each in (1.0, 3.0))
-    if right is None or not agree(other, right, _SAME):
-        return None
+    if below is not None and below.outcome.is_finite and not agree(below, right, _SAME):
+        return None  # a logarithm may follow, which takes no negative number
     for rewrite in REWRITES.get(call.name, ()):
         for match in matches(rewrite.pattern, call, Chain(call), Match({}, ())):
             line, replaces = line_of(rewrite, match)
             tensors = {name: thing for name, thing in match.names.items() if isinstance(thing, Tensor)}
             func = evaluated(rewrite.code, tensors, match.names)
             put = call._replace(func=func, args=tuple(tensors.values()), kwargs={})
-            if (
-                replaces is not None
-                and known in (None, line)
-                and agree(once_more(program, changed={at: put}), right, _SAME)
-            ):
-                told = "# what follows leaves this element out: any number here gives the same gradients. Tried with 1,"
-                return f"{told}\n# with 3, and with this line: {_told(right)}\n{line}", replaces
+            is_line = replaces is not None and known in (None, line)
+            if is_line and agree(once_more(program, changed={at: put}), right, _SAME):
+                tried = f"{', '.join(map(number, _NUMBERS))} and this line give the same gradients here"
+                return f"# what follows leaves this element out: {tried}.\n# Tried: {_told(right)}\n{line}", replaces
     return None
 
 
