@@ -59,6 +59,10 @@ WRITTEN = {
         "loss = (p / n.unsqueeze(1).repeat(1, 2))[0, 0]",
         "overflow and its exact value is 0.268941: sigmoid(-109) in line 5 is 4.59094e-48, and float32 has nothing so ",
     ),
+    "numbers with names that one line gives": (
+        [100.0], "A, B = 1.0, 2.0\nv = torch.exp(-x) * (A + B * x * torch.exp(x))\nloss = v.sum()",
+        "\nv = torch.exp(-x.double()) * (A + B * x.double() * torch.exp(x.double()))",
+    ),
     "an infinity in the code": (
         [1.0, 2.0], "m = torch.tensor([1.0, 0.0])\ns = x + (1 - m) * -torch.inf\nloss = s.softmax(0)[0] * x[0]",
         "\n# a choice: 0 times an infinity is 0. ", "torch.tensor([1.0, 0.0])",

@@ -18,7 +18,7 @@ import tokenize
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -320,34 +320,6 @@ def free_name(wanted: str, place: Place) -> str:
     while wanted in taken:
         wanted += "_"
     return wanted
-
-
-def is_number(text: str, value: Any, place: Place) -> bool:
-    """Whether an expression in the file of a call is a number: it is written down, or a name gets this one there.
-
-    The name may be that of a variable, an attribute, or an argument: `self.eps` is what a class has as `eps = 1e-8`.
-    """
-    if re.fullmatch(r"-?[\d.e-]+", text):
-        return True
-    given = _given(parsed_file(place) or ast.Pass()) if isinstance(value, (int, float)) else ()
-    name = text.rpartition(".")[2]
-    return any(known == name and isinstance(node, ast.Constant) and node.value == value for known, node in given)
-
-
-def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
-    """The names in a file, each with an expression that it gets: by an assignment, as a default, or in a call."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            yield from ((ast.unparse(target).rpartition(".")[2], node.value) for target in node.targets)
-        elif isinstance(node, ast.AnnAssign):
-            yield ast.unparse(node.target).rpartition(".")[2], node.value
-        elif isinstance(node, ast.keyword):
-            yield node.arg or "", node.value
-        elif isinstance(node, ast.arguments):
-            positional = [*node.posonlyargs, *node.args]
-            defaults = zip(positional[len(positional) - len(node.defaults) :], node.defaults, strict=True)
-            by_name = zip(node.kwonlyargs, node.kw_defaults, strict=True)
-            yield from ((arg.arg, default) for arg, default in [*defaults, *by_name])
 
 
 def has_functional(place: Place) -> bool:

@@ -20,8 +20,9 @@ from ...functions.numerics import is_pointwise, numerics_of
 from ..births.arithmetic import limit, number
 from ..births.call import Call, in_order
 from ..births.chain import Chain, Run
+from ..program.constants import is_number
 from ..program.rerun import without_side_effects
-from ..program.source import expression_at, is_number
+from ..program.source import expression_at
 from ..program.tensors import are_finite, not_finite
 from .precise import Precise, TooHardError
 

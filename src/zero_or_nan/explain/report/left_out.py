@@ -58,8 +58,9 @@ def without_them(failed: Call, program: Program, known: str | None) -> tuple[str
             tensors = {name: thing for name, thing in match.names.items() if isinstance(thing, Tensor)}
             func = evaluated(rewrite.code, tensors, match.names)
             put = call._replace(func=func, args=tuple(tensors.values()), kwargs={})
-            is_line = replaces is not None and known in (None, line)
-            if is_line and agree(once_more(program, changed={at: put}), right, _SAME):
+            if replaces is None or known not in (None, line):
+                continue
+            if agree(once_more(program, changed={at: put}), right, _SAME):
                 tried = f"{', '.join(map(number, _NUMBERS))} and this line give the same gradients here"
                 return f"# what follows leaves this element out: {tried}.\n# Tried: {_told(right)}\n{line}", replaces
     return None

@@ -1,0 +1,43 @@
+"""Numbers that have names in the user's source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from .code import Place
+from .source import parsed_file
+
+
+def is_number(text: str, value: Any, place: Place) -> bool:
+    """Whether an expression in the file of a call is a number: it is written down, or a name gets this one there.
+
+    The name may be that of a variable, an attribute, or an argument: `self.eps` is what a class has as `eps = 1e-8`.
+    """
+    if re.fullmatch(r"-?[\d.e-]+", text):
+        return True
+    given = _given(parsed_file(place) or ast.Pass()) if isinstance(value, (int, float)) else ()
+    name = text.rpartition(".")[2]
+    return any(known == name and isinstance(node, ast.Constant) and node.value == value for known, node in given)
+
+
+def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """The names in a file, each with an expression that it gets: by an assignment, as a default, or in a call."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            pairs = [(target, node.value) for target in node.targets]
+            for target, value in pairs:
+                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                    pairs += zip(target.elts, value.elts, strict=False)
+            yield from ((ast.unparse(target).rpartition(".")[2], value) for target, value in pairs)
+        elif isinstance(node, ast.AnnAssign):
+            yield ast.unparse(node.target).rpartition(".")[2], node.value
+        elif isinstance(node, ast.keyword):
+            yield node.arg or "", node.value
+        elif isinstance(node, ast.arguments):
+            positional = [*node.posonlyargs, *node.args]
+            defaults = zip(positional[len(positional) - len(node.defaults) :], node.defaults, strict=True)
+            by_name = zip(node.kwonlyargs, node.kw_defaults, strict=True)
+            yield from ((arg.arg, default) for arg, default in [*defaults, *by_name])
