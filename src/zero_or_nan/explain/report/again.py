@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,7 +23,8 @@ MOST_NUMBERS = 20_000_000
 """The size of the operands of all calls from which on they do not run again."""
 
 
-class Program(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Program:
     """The calls of a program that are known.
 
     Attributes:
@@ -31,6 +34,17 @@ class Program(NamedTuple):
 
     calls: Calls
     loss: int | None
+
+    @cached_property
+    def fails_again(self) -> bool:
+        """Whether the calls are not too many, give what they gave, and the loss or a gradient is not finite.
+
+        If it is finite, then the number that is not came from something else than these calls.
+        """
+        if sum(each.numel() for _, call in self.calls for each in call.tensors()) > MOST_NUMBERS:
+            return False
+        found = once_more(self)
+        return found is not None and found.is_alike and not found.outcome.is_finite
 
 
 class Again(NamedTuple):
@@ -163,17 +177,6 @@ class _Run:
         if self._is_alike:
             pair = [each.detach().nan_to_num(1.5, 2.5, 3.5) for each in (value, tensor)]
             self._is_alike = value.dtype is tensor.dtype and torch.equal(*pair)
-
-
-def fails_again(program: Program) -> bool:
-    """Whether the calls are not too many, give what they gave, and the loss or a gradient is not finite.
-
-    If it is finite, then the number that is not came from something else than these calls.
-    """
-    if sum(each.numel() for _, call in program.calls for each in call.tensors()) > MOST_NUMBERS:
-        return False
-    found = once_more(program)
-    return found is not None and found.is_alike and not found.outcome.is_finite
 
 
 def agree(now: Again | None, right: Again | None, near: float) -> bool:

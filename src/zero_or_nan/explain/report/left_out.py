@@ -22,7 +22,7 @@ from ..births.call import Call
 from ..births.chain import Chain
 from ..program.source import expression_at, is_rebound, with_each_in
 from ..program.tensors import not_finite
-from .again import Again, Program, agree, fails_again, once_more, position_of
+from .again import Again, Program, agree, once_more, position_of
 from .exact import outcome, texts_of
 from .gaps import evaluated
 from .matching import Match, line_of, matches
@@ -45,7 +45,7 @@ def without_them(failed: Call, program: Program, known: str | None) -> tuple[str
     """
     at = position_of(failed, program.calls)
     call = None if at is None else program.calls[at][1]
-    if at is None or call is None or call.plan.in_place or not fails_again(program):
+    if at is None or call is None or call.plan.in_place or not program.fails_again:
         return None
     right, *others, below = (once_more(program, changed={at: _with_number(call, each)}) for each in (*_NUMBERS, -3.0))
     if right is None or not all(agree(each, right, _SAME) for each in others):
@@ -117,7 +117,7 @@ def _with_mask(mask: Tensor, at: Call) -> Callable[[Call], Call]:
 def with_large_numbers(failed: Call, program: Program) -> tuple[str, int] | None:
     """An earlier line with a large number in place of an infinity, and its number; None if the loss depends on it."""
     last = position_of(failed, program.calls)
-    if last is None or not fails_again(program):
+    if last is None or not program.fails_again:
         return None
     for at in range(last + 1)[::-1]:
         call = program.calls[at][1]

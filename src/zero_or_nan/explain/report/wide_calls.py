@@ -21,7 +21,7 @@ from ..births.arithmetic import number
 from ..births.call import Call
 from ..program.functions import OnlyCall, only_calls_around
 from ..program.source import expression_at
-from .again import Program, agree, fails_again, once_more, position_of
+from .again import Program, agree, once_more, position_of
 from .conversion import Calls, is_smaller
 from .exact import texts_of
 from .widening import METHODS, VIEW
@@ -38,7 +38,7 @@ def with_wider_arguments(failed: Call, program: Program) -> tuple[str, int, None
         program: all calls that are known.
     """
     ways = [way for call in only_calls_around(failed.place) for way in _ways(call, program.calls)]
-    if not ways or not fails_again(program):
+    if not ways or not program.fails_again:
         return None
     exact, moved = (once_more(program, dtype=torch.float64, noise=noise) for noise in (0.0, _NOISE))
     if exact is None or moved is None or not agree(moved, exact, 1e-3):
@@ -59,7 +59,7 @@ def with_a_wider_conversion(failed: Call, program: Program) -> tuple[str, int, N
         return None
     code, count = re.subn(r"\.half\(\)$|\.to\(torch\.(float16|half)\)$", ".float()", ast.unparse(expression.node))
     at = position_of(failed, program.calls) if count else None
-    if at is None or not fails_again(program):
+    if at is None or not program.fails_again:
         return None
     call = program.calls[at][1]
     wide, exact = (
