@@ -25,11 +25,16 @@ const PAIRS = 4;
 const OTHER = String.raw`['"]? *[:=|] *(?:tensor\()?(?:nan|inf)\b(?: \(\w+\))?`;
 const BAD = new RegExp(String.raw`(?<![\w.])(?!loss\b|grad_?norm\b)(${WORDS}[a-z_][\w/.]*)${OTHER}`, "gim");
 const NAMES = 3;
-// A number of a log grew if the last one before a NaN or an infinity is so many times the median.
+// A loss grew if its last number before a NaN or an infinity is so many times the median.
 const GROWTH = 10;
+const LOSS = /loss|cost|norm/i;
+// The row of a table that has only numbers.
+const ROW = /^[ \t|]*(?:nan|inf|\d[\d.]*(?:e[+-]?\d+)?)(?:[ \t,;|]+(?:nan|-?inf|-?\d[\d.]*(?:e[+-]?\d+)?))+[ \t|]*$/gim;
 const TABLE = /^\W*\|.*\|\s*$/;
 // The line of a table without bars, which has many fields: it says what was measured, and no cause.
 const COLUMNS = /^(?!.*[a-z_]['"]? ?[:=] ?(?:nan|inf|\d))[ \t]*(?:\S+(?: \S+)*(?: {2,}|\t)){3}.*$/gim;
+// The name of a parameter, such as blocks.0.norm.weight.
+const PARAMETERS = /(?<![\w.])(?:\w+\.)+(?:weight|bias)\b(?!\.|\()/gi;
 // A counter of a log that has counted no NaN.
 const COUNTED = /\b(?:number of )?nan[ _](?:iterations|steps|batches|count)['"]? *[:=] *0\b/gi;
 const CANDIDATES = 3;
@@ -44,23 +49,26 @@ function plain(text) {
 function causes(text) {
   const names = new Set([...text.matchAll(BAD)].map(([, name]) => name));
   const kept = names.size < NAMES ? text : text.replace(BAD, "");
-  const code = kept.replace(PATHS, "").replace(OUTDATED, "").replace(COLUMNS, "");
+  const code = [PATHS, OUTDATED, COLUMNS, PARAMETERS].reduce((left, no) => left.replace(no, ""), kept);
   const logged = (line) => names.size >= NAMES || TABLE.test(line) || line.match(PAIR)?.length >= PAIRS;
   return code.replace(/^.*$/gm, (line) => (logged(line) ? line.replace(PAIR, "") : line));
 }
 
-/** Whether a number that a log has under one name grew before it was NaN or infinite. */
+/** Whether a number that a log has under one name, or in one column, grew before it was NaN or infinite. */
 function grew(text, name) {
   const runs = new Map();
-  const number = String.raw`['"]? *[:=|]? *(?:tensor\()?(nan|inf|\d[\d.]*(?:e[+-]\d+)?)`;
-  for (const [, key, value] of text.matchAll(new RegExp(String.raw`(?<![\w.])(${name})${number}`, "gi"))) {
-    if (!runs.has(key)) runs.set(key, []);
-    runs.get(key).push(parseFloat(value));
-  }
-  return [...runs.values()].some((run) => {
-    const finite = run.slice(0, Math.max(0, run.findIndex(Number.isNaN)));
+  const add = (key, value) => runs.set(key, [...(runs.get(key) ?? []), parseFloat(value)]);
+  const number = String.raw`['"]? *[:=|]? *(?:tensor\()?(nan|inf|\d[\d.]*(?:e[+-]?\d+)?)`;
+  for (const [, key, value] of text.matchAll(new RegExp(String.raw`(?<![\w.])(${name})${number}`, "gi"))) add(key, value);
+  for (const [row] of text.matchAll(ROW)) row.match(/[^\s,;|]+/g).forEach((value, column) => add(column, value));
+  return [...runs].some(([key, run]) => {
+    const end = run.findIndex(Number.isNaN);
+    const finite = end < 0 ? run : run.slice(0, end);
     const median = [...finite].sort((a, b) => a - b)[(finite.length - 1) >> 1];
-    return finite.length > 1 && finite.at(-1) > GROWTH * median;
+    // Other numbers of a log grow, too, such as a count, but they stay finite.
+    const signs = Number(end >= 0) + Number(LOSS.test(key));
+    const factor = signs === 2 ? GROWTH : signs === 1 ? GROWTH ** 2 : Infinity;
+    return finite.length > 1 && finite.at(-1) > factor * median;
   });
 }
 
@@ -105,10 +113,12 @@ function recognised(list, pasted) {
   if (!reported.length && !known) return { pages: [], opens: false, kind: first?.kind };
   const own = known ? first.pages : [];
   const rest = [...own.slice(1), ...others.flatMap((rule) => rule.pages)];
-  const hints = others.filter(({ kind }) => kind === "hint").flatMap((rule) => rule.pages);
+  const hinting = others.filter(({ kind }) => kind === "hint");
+  const hints = hinting.flatMap((rule) => rule.pages);
+  const foremost = hinting.flatMap((rule) => rule.pages.slice(0, 1));
   // Code and words decide between the pages of a message.
   const same = (hint) => own.filter((page) => path(page) === path(hint));
-  const decided = first?.kind === "hint" ? [] : hints.flatMap(same);
+  const decided = first?.kind === "hint" ? [] : foremost.flatMap(same);
   const best = new Map();
   for (const page of [...reported, ...decided, ...own.slice(0, 1), ...hints, ...rest]) {
     // Of two places on one page, the section says more.
