@@ -39,10 +39,13 @@ const PARAMETERS = /(?<![\w.])(?:\w+\.)+(?:weight|bias)\b(?!\.|\()/gi;
 const COUNTED = /\b(?:number of )?nan[ _](?:iterations|steps|batches|count)['"]? *[:=] *0\b/gi;
 const CANDIDATES = 3;
 
-// Remove the colours of a terminal, and the number of the process before a line.
+// A word that somebody emphasized: the loss is _nan_, the gradient is **zero**.
+const EMPHASIZED = /(?<!\w)[_*]{1,2}(nan|inf|none|zero|0)[_*]{1,2}(?!\w)/gi;
+
+// Remove the colours of a terminal, the number of the process before a line, and emphasis.
 function plain(text) {
   const lines = text.replace(/\u001b\[[\d;?]*[A-Za-z]/g, "").replace(/\r\n?/g, "\n");
-  return lines.replace(/^\[[\w:]*rank ?\d+\]:? ?/gim, "").replace(COUNTED, "");
+  return lines.replace(/^\[[\w:]*rank ?\d+\]:? ?/gim, "").replace(COUNTED, "").replace(EMPHASIZED, "$1");
 }
 
 /** What may say a cause: without names of files, outdated names, tables, and what a log says of finite numbers. */
@@ -87,7 +90,7 @@ function fitting({ symptom, rules, pages }, text, said) {
   return rules.flatMap((rule) => {
     const hint = rule.kind === "hint";
     const found = () => new RegExp(rule.pattern, "i").exec(hint ? code : said);
-    const fits = (!hint || about) && (rule.kind === "grows" ? grew(said, rule.pattern) : found());
+    const fits = (!hint || about || rule.symptom) && (rule.kind === "grows" ? grew(said, rule.pattern) : found());
     const named = (field) => field.replace("{node}", fits.groups?.node);
     const made = ({ address, heading, ...page }) => ({ ...page, address: named(address), heading: named(heading) });
     return fits ? [{ ...rule, pages: rule.pages.map((name) => made(pages[name])) }] : [];
