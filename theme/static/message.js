@@ -60,8 +60,8 @@ function causes(text) {
 /** Whether a number that a log has under one name, or in one column, grew before it was NaN or infinite. */
 function grew(text, name) {
   const runs = new Map();
-  const add = (key, value) => runs.set(key, [...(runs.get(key) ?? []), parseFloat(value)]);
-  const number = String.raw`['"]? *[:=|]? *(?:tensor\()?(nan|inf|\d[\d.]*(?:e[+-]?\d+)?)`;
+  const add = (key, value) => runs.set(key, [...(runs.get(key) ?? []), Math.abs(parseFloat(value))]);
+  const number = String.raw`['"]? *[:=|]? *(?:tensor\()?(-?(?:nan|inf|\d[\d.]*(?:e[+-]?\d+)?))`;
   for (const [, key, value] of text.matchAll(new RegExp(String.raw`(?<![\w.])(${name})${number}`, "gi"))) add(key, value);
   for (const [row] of text.matchAll(ROW)) row.match(/[^\s,;|]+/g).forEach((value, column) => add(column, value));
   return [...runs].some(([key, run]) => {
