@@ -15,6 +15,7 @@ const NUMBERED = /^(-+>)? *\d+ .*$/gm;
 const RAISED = /\n[ \t]+raise ([\w.]+)\([rf]*["'](.*)(?:\n[ \t]+[\^~]+)?\s*$/;
 // Words before a name, if a line begins with them: "Mean surrogate loss: 0.12".
 const WORDS = String.raw`(?:^[ \t]*(?:[a-z_][\w/]* ){1,3})?`;
+const NAN = /(?<!zero.)\b(?:nan|inf|infinity)s?\b/i;
 // Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause. This
 // also holds if many other names are not finite.
 const FINITE = String.raw`['"]?(?: *[:=|] *| +)-?(?=[\d.]*[1-9])\d+\.\d[\w.+-]*(?: \([\d.]+\))?`;
@@ -86,11 +87,13 @@ function linked(text, pages) {
 /** The rules that fit a text, in their order, each with its pages. A node in an address is the node in the text. */
 function fitting({ symptom, rules, pages }, text, said) {
   const about = new RegExp(symptom, "i").test(text);
+  const bad = NAN.test(text);
   const code = causes(text);
   return rules.flatMap((rule) => {
     const hint = rule.kind === "hint";
     const found = () => new RegExp(rule.pattern, "i").exec(hint ? code : said);
-    const fits = (!hint || about || rule.symptom) && (rule.kind === "grows" ? grew(said, rule.pattern) : found());
+    const asked = (rule.nan ?? bad) === bad && (!hint || about || rule.symptom);
+    const fits = asked && (rule.kind === "grows" ? grew(said, rule.pattern) : found());
     const named = (field) => field.replace("{node}", fits.groups?.node);
     const made = ({ address, heading, ...page }) => ({ ...page, address: named(address), heading: named(heading) });
     return fits ? [{ ...rule, pages: rule.pages.map((name) => made(pages[name])) }] : [];

@@ -12,7 +12,7 @@ from ..project import Problem, Project
 
 MESSAGES = Path("chapters") / "messages.toml"
 KINDS = ("message", "node", "grows", "hint", "other")
-FLAGS = ("opens", "symptom")
+FLAGS = ("opens", "symptom", "nan")
 _NODE = r"(?:Function '?(?=\w+'? returned nan)|Error detected in )"
 """What comes before a node's name in a message of anomaly mode."""
 
@@ -50,7 +50,7 @@ def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str
             re.compile(pattern.replace("(?<node>", "(?P<node>"))
         except re.error as error:
             raise Problem(f"{where} has a regular expression that can't be read: {error}") from error
-        flags = {flag: rule.get(flag, False) for flag in FLAGS}
+        flags = {flag: rule[flag] for flag in FLAGS if flag in rule}
         rules.append({"kind": kinds[0], "pattern": pattern, "pages": rule["pages"], **flags})
     return {"symptom": "|".join(table["symptom"]), "rules": rules, "pages": pages}
 
