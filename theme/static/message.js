@@ -15,6 +15,7 @@ const NUMBERED = /^(-+>)? *\d+ .*$/gm;
 const RAISED = /\n[ \t]+raise ([\w.]+)\([rf]*["'](.*)(?:\n[ \t]+[\^~]+)?\s*$/;
 // Words before a name, if a line begins with them: "Mean surrogate loss: 0.12".
 const WORDS = String.raw`(?:^[ \t]*(?:[a-z_][\w/]* ){1,3})?`;
+// What makes a text one about a NaN, for rules that ask.
 const NAN = /(?<!zero.)\b(?:nan|inf|infinity)s?\b/i;
 // Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause. This
 // also holds if many other names are not finite.
@@ -28,7 +29,7 @@ const BAD = new RegExp(String.raw`(?<![\w.])(?!loss\b|grad_?norm\b)(${WORDS}[a-z
 const NAMES = 3;
 // A loss grew if its last number before a NaN or an infinity is so many times the median.
 const GROWTH = 10;
-const LOSS = /loss|cost|norm/i;
+const LOSS = /(?:loss|cost|norm)(?!.?scale|al|er)/i;
 // The row of a table that has only numbers.
 const ROW = /^[ \t|]*(?:nan|inf|\d[\d.]*(?:e[+-]?\d+)?)(?:[ \t,;|]+(?:nan|-?inf|-?\d[\d.]*(?:e[+-]?\d+)?))+[ \t|]*$/gim;
 const TABLE = /^\W*\|.*\|\s*$/;
@@ -61,7 +62,10 @@ function causes(text) {
 /** Whether a number that a log has under one name, or in one column, grew before it was NaN or infinite. */
 function grew(text, name) {
   const runs = new Map();
-  const add = (key, value) => runs.set(key, [...(runs.get(key) ?? []), Math.abs(parseFloat(value))]);
+  const add = (key, value) => {
+    if (!runs.has(key)) runs.set(key, []);
+    runs.get(key).push(Math.abs(parseFloat(value)));
+  };
   const number = String.raw`['"]? *[:=|]? *(?:tensor\()?(-?(?:nan|inf|\d[\d.]*(?:e[+-]?\d+)?))`;
   for (const [, key, value] of text.matchAll(new RegExp(String.raw`(?<![\w.])(${name})${number}`, "gi"))) add(key, value);
   for (const [row] of text.matchAll(ROW)) row.match(/[^\s,;|]+/g).forEach((value, column) => add(column, value));
@@ -69,10 +73,10 @@ function grew(text, name) {
     const end = run.findIndex(Number.isNaN);
     const finite = end < 0 ? run : run.slice(0, end);
     const median = [...finite].sort((a, b) => a - b)[(finite.length - 1) >> 1];
-    // Other numbers of a log grow, too, such as a count, but they stay finite.
-    const signs = Number(end >= 0) + Number(LOSS.test(key));
-    const factor = signs === 2 ? GROWTH : signs === 1 ? GROWTH ** 2 : Infinity;
-    return finite.length > 1 && finite.at(-1) > factor * median;
+    const last = finite.at(-1);
+    // Healthy numbers grow, too, such as a count, but they stay finite. A loss that is still finite must be huge.
+    const factor = end >= 0 && LOSS.test(key) ? GROWTH : GROWTH ** 2;
+    return finite.length > 1 && last > factor * median && (end >= 0 || (LOSS.test(key) && last > factor));
   });
 }
 
@@ -121,10 +125,9 @@ function recognised(list, pasted) {
   const rest = [...own.slice(1), ...others.flatMap((rule) => rule.pages)];
   const hinting = others.filter(({ kind }) => kind === "hint");
   const hints = hinting.flatMap((rule) => rule.pages);
-  const foremost = hinting.flatMap((rule) => rule.pages.slice(0, 1));
-  // Code and words decide between the pages of a message.
-  const same = (hint) => own.filter((page) => path(page) === path(hint));
-  const decided = first?.kind === "hint" ? [] : foremost.flatMap(same);
+  // Code and words decide between the pages of a message. The further pages of a hint are too weak for this.
+  const same = ({ pages: [hint] }) => own.filter((page) => path(page) === path(hint));
+  const decided = first?.kind === "hint" ? [] : hinting.flatMap(same);
   const best = new Map();
   for (const page of [...reported, ...decided, ...own.slice(0, 1), ...hints, ...rest]) {
     // Of two places on one page, the section says more.
