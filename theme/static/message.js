@@ -31,7 +31,7 @@ const NAMES = 3;
 const GROWTH = 10;
 const LOSS = /(?:loss|cost|norm)(?!.?scale|al|er)/i;
 // The row of a table that has only numbers.
-const ROW = /^[ \t|]*(?:nan|inf|\d[\d.]*(?:e[+-]?\d+)?)(?:[ \t,;|]+(?:nan|-?inf|-?\d[\d.]*(?:e[+-]?\d+)?))+[ \t|]*$/gim;
+const NUMBERS = /^[ \t|]*(?:nan|inf|\d[\d.]*(?:e[+-]?\d+)?)(?:[ \t,;|]+(?:nan|-?inf|-?\d[\d.]*(?:e[+-]?\d+)?))+[ \t|]*$/gim;
 const TABLE = /^\W*\|.*\|\s*$/;
 // The line of a table without bars, which has many fields: it says what was measured, and no cause.
 const COLUMNS = /^(?!.*[a-z_]['"]? ?[:=] ?(?:nan|inf|\d))[ \t]*(?:\S+(?: \S+)*(?: {2,}|\t)){3}.*$/gim;
@@ -68,7 +68,7 @@ function grew(text, name) {
   };
   const number = String.raw`['"]? *[:=|]? *(?:tensor\()?(-?(?:nan|inf|\d[\d.]*(?:e[+-]?\d+)?))`;
   for (const [, key, value] of text.matchAll(new RegExp(String.raw`(?<![\w.])(${name})${number}`, "gi"))) add(key, value);
-  for (const [row] of text.matchAll(ROW)) row.match(/[^\s,;|]+/g).forEach((value, column) => add(column, value));
+  for (const [row] of text.matchAll(NUMBERS)) row.match(/[^\s,;|]+/g).forEach((value, column) => add(column, value));
   return [...runs].some(([key, run]) => {
     const end = run.findIndex(Number.isNaN);
     const finite = end < 0 ? run : run.slice(0, end);
