@@ -57,18 +57,18 @@ def names(found):
 
 # Whoever wrote down the pages that answer these texts did not know the list of messages. The list was written with the
 # half "work". When it was finished, it was run once on "held", then 189 texts: the first page was right for 83 %, one
-# of three for 92 %, and no wrong page opened. Later it was run on 40 new texts, mostly logs and questions: 65 % and
-# 75 %, and no wrong page opened. Its mistakes were then repaired, and the texts added to "work". Another 40 new texts
-# then gave 65 % and 92 %, and again no wrong page opened. Another 60 new texts gave 77 % and 85 % at the first run, and
-# the 60 texts after them 80 % and 93 %, and no wrong page opened. The newest 60 texts gave 85 % and 92 %, and again no
-# wrong page opened. After each run, the mistakes were repaired, and the texts were rewritten and added to "work".
+# of three for 92 %, and no wrong page opened. Later it was run on new texts from public threads, mostly logs and
+# questions, round after round. The first run of each round, before any repair, gave:
 #
-# For a new text, expect less than the numbers of this test. Samples that were taken one after the other during these
-# repairs gave 55 %, 64 % and 75 % for the first page and 70 %, 82 % and 92 % for one of three, in all 92 texts. In the
-# next round, they gave 91 %, 69 %, 84 %, 78 % and 89 %, and 93 %, 81 %, 92 %, 98 % and 94 %, in all 220 texts. In the
-# newest round, they gave 93 %, 73 %, 100 %, 90 % and 100 %, and 93 %, 81 %, 100 %, 90 % and 100 %, in all 147 texts.
-# The person who chose their pages knew the list.
-@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.985, 0.99), ("held", 0.97, 0.99)])
+#     40 texts: 65 % and 75 %     60 texts: 77 % and 85 %     60 texts: 85 % and 92 %
+#     40 texts: 65 % and 92 %     60 texts: 80 % and 93 %     60 texts: 77 % and 85 %
+#
+# No wrong page opened. After each run, the mistakes were repaired, and the texts were rewritten and added to "work".
+# For a new text, expect what the first runs gave, and not the numbers of this test. During the last repairs, the list
+# was run on five samples of unknown threads, 193 texts. The first page was right for 80 %, 76 %, 82 %, 82 % and 88 %,
+# and one of three for 85 %, 82 %, 88 %, 94 % and 97 %: as before these repairs. A sample of 46 invented texts of the
+# kinds that had failed rose from 50 % to 85 %. The person who chose the pages of these samples knew the list.
+@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.99, 0.99), ("held", 0.97, 0.99)])
 def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
     texts = [entry for entry in CORPUS if entry["half"] == half]
     right, among = [], []
@@ -130,30 +130,22 @@ FIRST = [
     ("step=10, skipped=7, lr=[0.001]", "mixed-precision"),
     ("{'loss': 0.0, 'grad_norm': 0.07, 'lr': 1e-05}", None),
     ("lr is always 0: {'loss': 1.9, 'grad_norm': 3.1, 'learning_rate': 0.0}", None),
-    ("grad_norm is nan and the kl is nan. Is that normal?", "loss-0-grad-norm-nan"),
     ("found inf or nan values in gradients! Setting gradients to zero.", "every-remedy"),
     # What was found out already decides before the names of functions.
-    ("I get None for the gradient of attention.weight", "not-your-case"),
     ("the gradients of my softmax mask are all 0.0", "not-your-case"),
-    ("F.binary_cross_entropy(p, y_true) with y_true = torch.tensor([0., nan])", "two-penguins"),
     ("TransformerEncoder: nan in fp16, all is fine in fp32", "mixed-precision"),
     ("MultiheadAttention: gradients are right on the CPU, but nan on cuda", "only-on-a-gpu"),
     ("nan gradients with flash attention, none with the math kernel", "only-on-a-gpu"),
-    ("a forward hook on each attention block, to find the nan", "which-tool-finds-my-nan"),
     ("which layer of my transformer makes the nan?", "find-it-in-your-model"),
-    ("tracking the nan, I found that it originates in `adv.std()`.", "undefined"),
     ("the loss fell, then it was nan, and so is model.attention", "find-it-in-your-model"),
     ("on the CPU of my laptop, as it has no cuda\nwith mps the loss is nan", "only-on-a-gpu"),
     ("nan loss, with this and with other methods", "find-it-in-your-model"),
     ("torch.masked_select(x, keep).log() is nan", "atlas"),
     ("assert net.scale.grad is not None", "not-your-case"),
-    ("the gradients of all weights (w.grad, b.grad), after backward, are *None*", "not-your-case"),
     ("is topk differentiable? I need its gradient", "not-your-case"),
     ("the gradient does not flow to the router", "not-your-case"),
     ("tanh has no NaN, but ReLU has", "find-it-in-your-model"),
-    ("RuntimeError: Loss was NaN for 3 times in a row.", "find-it-in-your-model"),
     ("skip_nan_grad=True, and then the wer is 1", "every-remedy"),
-    ("ppo logs nan, is it rational?", "find-it-in-your-model"),
     ("the JS divergence is nan", "find-it-in-your-model"),
     ("--zero-infinity, and the wer is 100 %", None),
     ("the accuracy differs in spite of manual_seed", None),
@@ -168,7 +160,6 @@ FIRST = [
     # What a log says of healthy steps, of a table, and of a loss whose gradient is 0.
     ("[DP=0]: iteration: 3211 / 9000 | lm_loss: 2.4 | grad_norm: 0.9", None),
     ("iteration 900/ 5000 | lm loss: 2.4 | grad norm: 0.8 | number of nan iterations: 0", None),
-    ("iteration 12 | loss nan", "find-it-in-your-model"),
     ("Epoch  box_loss  cls_loss  Mask(P\n  1/9       nan       nan      0.0", "find-it-in-your-model"),
     ("Mean entropy loss: 17.2\nMean amp_loss loss: nan\nMean kl loss: nan\nMean bce: nan", "find-it-in-your-model"),
     ("amp_loss: nan", "find-it-in-your-model"),
@@ -176,48 +167,59 @@ FIRST = [
     ("train/loss:nan - train/grad_norm:0.0 - train/lr:1e-06", "undefined"),
     ("train loss: 0.8, val loss: nan after 12 epochs", "find-it-in-your-model"),
     ("print(w.grad)\n\ntensor([[0., -0.]], device='cuda:0')", "not-your-case"),
-    ("tensor([nan], grad_fn=<ClampBackward1>)", "find-it-in-your-model"),
     ("tensor([nan], grad_fn=<SliceBackward0>)", "find-it-in-your-model"),
-    ("ValueError: The parameter scale has invalid values", "find-it-in-your-model"),
-    ("Operator aten._is_any_true.default does not have a sharding strategy", "find-it-in-your-model"),
-    ("there are no graph nodes that require computing gradients", "not-your-case"),
     ("RuntimeError: none of output has requires_grad=True, this checkpoint() is not necessary", "not-your-case"),
     # What people say: what did not help, what grew, and what is missing.
     ("nan at step 203, whichever learning rate I take", "find-it-in-your-model"),
     ("the loss is nan, and a smaller learning rate doesn't help", "find-it-in-your-model"),
-    ("the gradient norm grows to 4000 in bf16", "divergence"),
-    ("the update norm spikes before the loss is nan", "divergence"),
     ("around 2200 the loss explodes, so I clip gradients", "divergence"),
     ("grad norm explodes at step 70 and the loss is 0", "divergence"),
     ("grad_norm特别大", "divergence"),
-    ("can the model deal with missing (NA) values?", "two-penguins"),
-    ("the labels of some rows are missing", "two-penguins"),
     ("nan with batch_size=2: is it the padding?", "attention"),
     ("nn.Conv2d(8, 8, 3, padding=1) gives nan", "find-it-in-your-model"),
     ("the background is zero, and the gradient nan", "find-it-in-your-model"),
-    ("nan from sqrt(), where it has no slope", "undefined"),
     ("nan at a place where sqrt() has no slope", "undefined"),
-    ("weight.grad.nan_to_num_()", "every-remedy"),
     ("the loss may be nan, so we just skip such steps", "every-remedy"),
-    ("use_amp=True, loss nan", "mixed-precision"),
     ("GradScaler halves the scale until it is 0", "mixed-precision"),
     ("inf in the gradients, and the step is always skipped", "mixed-precision"),
     ("checkpointing makes loss.requires_grad be False", "not-your-case"),
-    ("why are all my gradients zero?", "not-your-case"),
     ("the gradient of torch.floor", "not-your-case"),
-    ("the weights of the encoder never change", "not-your-case"),
     ("the learning rate never changes", None),
     ("the loss is nan when the mask is empty", "undefined"),
     ("the angle between parallel vectors has a nan gradient", "undefined"),
     ("normalizing the advantages gives nan", "undefined"),
     ("my csv has nan in two columns", "two-penguins"),
     ("loss = (x / y)[y != 0].sum() is nan in spite of the mask", "division-under-a-mask"),
-    ("the loss gets larger and larger, then it is inf", "divergence"),
     ("is there something faster than detect_anomaly?", "find-it-in-your-model"),
-    ("F.batch_norm output nan", "find-it-in-your-model"),
     # A number that is 1 / eps is no divergence. The same data are no equal points.
     ("F.normalize, no nan, but max: 1.000e+12", "undefined"),
     ("the same data, and nan at another position in each run", "find-it-in-your-model"),
+    # What any log says: a number that grew, a step that was left out, a norm, a scale, a loss of 0.
+    ("epoch=4 nll=8.1\nepoch=5 nll=88.2\nepoch=6 nll=51320.7\nepoch=7 nll=nan", "divergence"),
+    ("1, 0.7, 3.2\n2, 9.1, 3.0\n3, 970.5, 2.9\n4, nan, 2.8", "divergence"),
+    ("loss 0.7\nloss 12.1\nloss 9841.2", "divergence"),
+    ("loss_scale: 1.0\nloss_scale: 4.0\nloss_scale: 65536.0", None),
+    ("WARNING gradient norm 31.2 exceeds the threshold 10.0, update skipped", "divergence"),
+    ("(pid=4) WARN: grad_norm is not finite: nan\n(pid=7) WARN: grad_norm is not finite: nan", "find-it-in-your-model"),
+    ("RuntimeError: gradient scale dropped below 1.0", "mixed-precision"),
+    ("step 40: loss=0.0000 acc=0.97", "loss-0-grad-norm-nan"),
+    ("{'loss': 812233.1, 'grad_norm': nan}\n{'loss': 0.0, 'grad_norm': nan}", "loss-0-grad-norm-nan"),
+    ("nan params: blocks.0.norm.weight, embed.weight", "find-it-in-your-model"),
+    ("numerical:\n 0.4011  0.0000\nanalytical:\n 0.4000  0.0000", "float-round-off"),
+    # Questions in people's own words, with and without a NaN.
+    ("during training my loss always shows me 0", "loss-0-grad-norm-nan"),
+    ("for p in net.parameters(): print(p.grad)\n\nweight None\nbias None", "not-your-case"),
+    ("I print the weights, and I do not see any change in them", "not-your-case"),
+    ("conda does not update my environment", None),
+    ("if the last layer is initialized as zeros, all gradients will also be zeros", "not-your-case"),
+    ("the gradients of my network go to _inf_", "divergence"),
+    ("cross entropy is nan, and a lower learning rate makes this happen later", "divergence"),
+    ("the old version is ok, but now the loss gets nan at the 1st iteration", "find-it-in-your-model"),
+    ("nan if the batch has more than 65535 rows", "find-it-in-your-model"),
+    ("the validation loss of my phoneme model is inf", "losses-and-geometry"),
+    ("my time series has some values missing", "two-penguins"),
+    ("(w * x)[:2].sum().backward()  # w.grad is nan", "slicing-nan"),
+    ("r = (lp - lp_old).exp()  # inf", "losses-and-geometry"),
 ]
 
 

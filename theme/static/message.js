@@ -15,6 +15,8 @@ const NUMBERED = /^(-+>)? *\d+ .*$/gm;
 const RAISED = /\n[ \t]+raise ([\w.]+)\([rf]*["'](.*)(?:\n[ \t]+[\^~]+)?\s*$/;
 // Words before a name, if a line begins with them: "Mean surrogate loss: 0.12".
 const WORDS = String.raw`(?:^[ \t]*(?:[a-z_][\w/]* ){1,3})?`;
+// What makes a text one about a NaN, for rules that ask.
+const NAN = /(?<!zero.)\b(?:nan|inf|infinity)s?\b/i;
 // Names with finite numbers. If a line has many, or is the row of a table, it is a log, and the name is no cause. This
 // also holds if many other names are not finite.
 const FINITE = String.raw`['"]?(?: *[:=|] *| +)-?(?=[\d.]*[1-9])\d+\.\d[\w.+-]*(?: \([\d.]+\))?`;
@@ -25,42 +27,56 @@ const PAIRS = 4;
 const OTHER = String.raw`['"]? *[:=|] *(?:tensor\()?(?:nan|inf)\b(?: \(\w+\))?`;
 const BAD = new RegExp(String.raw`(?<![\w.])(?!loss\b|grad_?norm\b)(${WORDS}[a-z_][\w/.]*)${OTHER}`, "gim");
 const NAMES = 3;
-// A number of a log grew if the last one before a NaN or an infinity is so many times the median.
+// A loss grew if its last number before a NaN or an infinity is so many times the median.
 const GROWTH = 10;
+const LOSS = /(?:loss|cost|norm)(?!.?scale|al|er)/i;
+// The row of a table that has only numbers.
+const NUMBERS = /^[ \t|]*(?:nan|inf|\d[\d.]*(?:e[+-]?\d+)?)(?:[ \t,;|]+(?:nan|-?inf|-?\d[\d.]*(?:e[+-]?\d+)?))+[ \t|]*$/gim;
 const TABLE = /^\W*\|.*\|\s*$/;
 // The line of a table without bars, which has many fields: it says what was measured, and no cause.
 const COLUMNS = /^(?!.*[a-z_]['"]? ?[:=] ?(?:nan|inf|\d))[ \t]*(?:\S+(?: \S+)*(?: {2,}|\t)){3}.*$/gim;
+// The name of a parameter, such as blocks.0.norm.weight.
+const PARAMETERS = /(?<![\w.])(?:\w+\.)+(?:weight|bias)\b(?!\.|\()/gi;
 // A counter of a log that has counted no NaN.
 const COUNTED = /\b(?:number of )?nan[ _](?:iterations|steps|batches|count)['"]? *[:=] *0\b/gi;
 const CANDIDATES = 3;
 
-// Remove the colours of a terminal, and the number of the process before a line.
+// A word that somebody emphasized: the loss is _nan_, the gradient is **zero**.
+const EMPHASIZED = /(?<!\w)[_*]{1,2}(nan|inf|none|zero|0)[_*]{1,2}(?!\w)/gi;
+
+// Remove the colours of a terminal, the number of the process before a line, and emphasis.
 function plain(text) {
   const lines = text.replace(/\u001b\[[\d;?]*[A-Za-z]/g, "").replace(/\r\n?/g, "\n");
-  return lines.replace(/^\[[\w:]*rank ?\d+\]:? ?/gim, "").replace(COUNTED, "");
+  return lines.replace(/^\[[\w:]*rank ?\d+\]:? ?/gim, "").replace(COUNTED, "").replace(EMPHASIZED, "$1");
 }
 
 /** What may say a cause: without names of files, outdated names, tables, and what a log says of finite numbers. */
 function causes(text) {
   const names = new Set([...text.matchAll(BAD)].map(([, name]) => name));
   const kept = names.size < NAMES ? text : text.replace(BAD, "");
-  const code = kept.replace(PATHS, "").replace(OUTDATED, "").replace(COLUMNS, "");
+  const code = [PATHS, OUTDATED, COLUMNS, PARAMETERS].reduce((left, no) => left.replace(no, ""), kept);
   const logged = (line) => names.size >= NAMES || TABLE.test(line) || line.match(PAIR)?.length >= PAIRS;
   return code.replace(/^.*$/gm, (line) => (logged(line) ? line.replace(PAIR, "") : line));
 }
 
-/** Whether a number that a log has under one name grew before it was NaN or infinite. */
+/** Whether a number that a log has under one name, or in one column, grew before it was NaN or infinite. */
 function grew(text, name) {
   const runs = new Map();
-  const number = String.raw`['"]? *[:=|]? *(?:tensor\()?(nan|inf|\d[\d.]*(?:e[+-]\d+)?)`;
-  for (const [, key, value] of text.matchAll(new RegExp(String.raw`(?<![\w.])(${name})${number}`, "gi"))) {
+  const add = (key, value) => {
     if (!runs.has(key)) runs.set(key, []);
-    runs.get(key).push(parseFloat(value));
-  }
-  return [...runs.values()].some((run) => {
-    const finite = run.slice(0, Math.max(0, run.findIndex(Number.isNaN)));
+    runs.get(key).push(Math.abs(parseFloat(value)));
+  };
+  const number = String.raw`['"]? *[:=|]? *(?:tensor\()?(-?(?:nan|inf|\d[\d.]*(?:e[+-]?\d+)?))`;
+  for (const [, key, value] of text.matchAll(new RegExp(String.raw`(?<![\w.])(${name})${number}`, "gi"))) add(key, value);
+  for (const [row] of text.matchAll(NUMBERS)) row.match(/[^\s,;|]+/g).forEach((value, column) => add(column, value));
+  return [...runs].some(([key, run]) => {
+    const end = run.findIndex(Number.isNaN);
+    const finite = end < 0 ? run : run.slice(0, end);
     const median = [...finite].sort((a, b) => a - b)[(finite.length - 1) >> 1];
-    return finite.length > 1 && finite.at(-1) > GROWTH * median;
+    const last = finite.at(-1);
+    // Healthy numbers grow, too, such as a count, but they stay finite. A loss that is still finite must be huge.
+    const factor = end >= 0 && LOSS.test(key) ? GROWTH : GROWTH ** 2;
+    return finite.length > 1 && last > factor * median && (end >= 0 || (LOSS.test(key) && last > factor));
   });
 }
 
@@ -75,11 +91,13 @@ function linked(text, pages) {
 /** The rules that fit a text, in their order, each with its pages. A node in an address is the node in the text. */
 function fitting({ symptom, rules, pages }, text, said) {
   const about = new RegExp(symptom, "i").test(text);
+  const bad = NAN.test(text);
   const code = causes(text);
   return rules.flatMap((rule) => {
     const hint = rule.kind === "hint";
     const found = () => new RegExp(rule.pattern, "i").exec(hint ? code : said);
-    const fits = (!hint || about) && (rule.kind === "grows" ? grew(said, rule.pattern) : found());
+    const asked = (rule.nan ?? bad) === bad && (!hint || about || rule.symptom);
+    const fits = asked && (rule.kind === "grows" ? grew(said, rule.pattern) : found());
     const named = (field) => field.replace("{node}", fits.groups?.node);
     const made = ({ address, heading, ...page }) => ({ ...page, address: named(address), heading: named(heading) });
     return fits ? [{ ...rule, pages: rule.pages.map((name) => made(pages[name])) }] : [];
@@ -105,10 +123,11 @@ function recognised(list, pasted) {
   if (!reported.length && !known) return { pages: [], opens: false, kind: first?.kind };
   const own = known ? first.pages : [];
   const rest = [...own.slice(1), ...others.flatMap((rule) => rule.pages)];
-  const hints = others.filter(({ kind }) => kind === "hint").flatMap((rule) => rule.pages);
-  // Code and words decide between the pages of a message.
-  const same = (hint) => own.filter((page) => path(page) === path(hint));
-  const decided = first?.kind === "hint" ? [] : hints.flatMap(same);
+  const hinting = others.filter(({ kind }) => kind === "hint");
+  const hints = hinting.flatMap((rule) => rule.pages);
+  // Code and words decide between the pages of a message. The further pages of a hint are too weak for this.
+  const same = ({ pages: [hint] }) => own.filter((page) => path(page) === path(hint));
+  const decided = first?.kind === "hint" ? [] : hinting.flatMap(same);
   const best = new Map();
   for (const page of [...reported, ...decided, ...own.slice(0, 1), ...hints, ...rest]) {
     // Of two places on one page, the section says more.

@@ -12,6 +12,7 @@ from ..project import Problem, Project
 
 MESSAGES = Path("chapters") / "messages.toml"
 KINDS = ("message", "node", "grows", "hint", "other")
+FLAGS = ("opens", "symptom", "nan")
 _NODE = r"(?:Function '?(?=\w+'? returned nan)|Error detected in )"
 """What comes before a node's name in a message of anomaly mode."""
 
@@ -39,7 +40,7 @@ def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str
     rules = []
     for number, rule in enumerate(table["rule"], 1):
         where, kinds = f"rule {number} of {MESSAGES}", [key for key in rule if key in KINDS]
-        if len(kinds) != 1 or not set(rule) <= {*kinds, "pages", "opens"}:
+        if len(kinds) != 1 or not set(rule) <= {*kinds, *FLAGS, "pages"}:
             raise Problem(f"{where} has {', '.join(rule)}; it needs pages and one of {', '.join(KINDS)}")
         if unknown := [name for name in rule["pages"] if name not in pages]:
             raise Problem(f"{where} names {', '.join(unknown)}: add a sentence that says when this is the right page")
@@ -49,7 +50,8 @@ def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str
             re.compile(pattern.replace("(?<node>", "(?P<node>"))
         except re.error as error:
             raise Problem(f"{where} has a regular expression that can't be read: {error}") from error
-        rules.append({"kind": kinds[0], "pattern": pattern, "opens": rule.get("opens", False), "pages": rule["pages"]})
+        flags = {flag: rule[flag] for flag in FLAGS if flag in rule}
+        rules.append({"kind": kinds[0], "pattern": pattern, "pages": rule["pages"], **flags})
     return {"symptom": "|".join(table["symptom"]), "rules": rules, "pages": pages}
 
 

@@ -31,6 +31,7 @@ node = "listed"
 pages = ["two#node-{node}"]
 [[rule]]
 hint = ['exp\(', 'log\(']
+nan = false
 pages = ["two"]
 [[rule]]
 grows = 'loss'
@@ -60,7 +61,7 @@ def test_the_browser_gets_addresses_headings_and_one_expression_for_each_rule(li
     assert exact == {"kind": "message", "pattern": "one cause", "opens": True, "pages": ["two#why"]}
     assert "(?:Exp)Backward" in node["pattern"] and "(?<node>(?:ExpBackward0|LogBackward0)" in any_node["pattern"]
     assert (grows["kind"], grows["pattern"]) == ("grows", "loss")
-    assert hint == {"kind": "hint", "pattern": r"exp\(|log\(", "opens": False, "pages": ["two"]}
+    assert hint == {"kind": "hint", "pattern": r"exp\(|log\(", "nan": False, "pages": ["two"]}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_the_browser_gets_addresses_headings_and_one_expression_for_each_rule(li
         ('pages = ["two#why"]', 'pages = ["two#when"]', "rule 1 .* names two#when: add"),
         ('"Exp"', '"Ex"', "rule 2 .* no node ExBackward"),
         (r"'exp\('", "'exp('", "rule 4 .* can't be read"),
-        ("hint = ", "hints = ", "rule 4 .* has hints, pages; it needs"),
+        ("hint = ", "hints = ", "rule 4 .* has hints, nan, pages; it needs"),
         ("opens = ", "open = ", "rule 1 .* has message, pages, open; it needs"),
     ],
 )
