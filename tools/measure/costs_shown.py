@@ -34,8 +34,9 @@ def shown(content: dict[str, Any]) -> str:
     said = (
         f"<p>Backward of a compiled layer takes {_of(compiled, False)} as long as plain PyTorch's with the same "
         f"compiler, and {_of(compiled, True)} as long with NaN rows ({len(compiled) // 2} cases).</p>"
-        f"<p>Peak memory is at most {_most_memory(rows):.1f} times plain PyTorch's, and in compiled layers at most {_most_memory(compiled):.1f} "
-        "times.</p><p>To compute <code>where(keep, x.exp(), 0)</code> and its gradient, a second <code>where</code> "
+        f"<p>Peak memory is at most {_most_memory(rows):.1f} times plain PyTorch's, and in compiled layers at most "
+        f"{_most_memory(compiled):.1f} times.</p>"
+        "<p>To compute <code>where(keep, x.exp(), 0)</code> and its gradient, a second <code>where</code> "
         f"takes {twice} as long as <code>ignoring</code>. <code>torch.masked</code> takes {masked} as long.</p>"
     )
     return prose(table, said)

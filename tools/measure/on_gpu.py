@@ -235,9 +235,9 @@ def rows_shown(record: dict[str, Any]) -> str:
     place = f"{html.escape(record['device'])}, PyTorch {record['torch']}, cuDNN {cudnn}"
     plain, without, ours = (sum(row[column].get("right", 0) for row in told) for column in gradients)
     said = (
-        f"<p>Of these {sum(row['cases'] for row in told)} runs, plain PyTorch's gradients are right in {plain}. Without "
-        f"cuDNN's kernel, they are right in {without}, and with <code>ignoring.backward(loss)</code>, which replaces "
-        f"<code>loss.backward()</code>, in {ours}."
+        f"<p>Of these {sum(row['cases'] for row in told)} runs, plain PyTorch's gradients are right in {plain}. "
+        f"Without cuDNN's kernel, they are right in {without}, and with <code>ignoring.backward(loss)</code>, which "
+        f"replaces <code>loss.backward()</code>, in {ours}."
     )
     said += "".join(f" With {length} keys, all gradients are right." for length in sorted(others))
     low = record["low"]
@@ -245,8 +245,8 @@ def rows_shown(record: dict[str, Any]) -> str:
     said += (
         f"</p><p>In the issue's own case, the mask hides nothing, and each score is about −{-LOW:.0f}. We ran it "
         f"{len(low)} times with {LENGTHS[0]} keys: in both dtypes, with a bool and a float mask. With plain PyTorch, "
-        f"<code>q.grad</code> has NaN in {plain} runs, with <code>ignoring</code> in {ours}, and without cuDNN's kernel "
-        f"in {without}.</p>"
+        f"<code>q.grad</code> has NaN in {plain} runs, with <code>ignoring</code> in {ours}, and without cuDNN's "
+        f"kernel in {without}.</p>"
     )
     keys = " and ".join(sorted({str(row["keys"]) for row in told}))
     caption = f"Attention with empty rows and {keys} keys in cuDNN's kernel, {kernels} ({place})"
