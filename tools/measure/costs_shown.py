@@ -85,7 +85,7 @@ def by_function(content: dict[str, Any]) -> str:
         "Time of a function's backward in one thread, divided by plain PyTorch's time, at a small, a middle and a "
         f"large size: the {SLOWEST} slowest at the large size"
     )
-    return prose(summary, show.table(caption, head, lines))
+    return prose(summary, show.table(caption, head, lines, stack=True))
 
 
 def _error(least: float) -> str:

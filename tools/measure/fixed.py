@@ -253,11 +253,15 @@ def _causes(rows: list[dict[str, Any]]) -> str:
         for name in row["not_fixed"]:
             having.setdefault(name, []).append(f"<code>{html.escape(row['operator'])}</code>")
     lines = [
-        [html.escape(name), str(count), html.escape(sentences.get(name, "Not known yet.")), ", ".join(having[name])]
+        [
+            html.escape(name),
+            str(count),
+            f"{html.escape(sentences.get(name, 'Not known yet.'))} Operators: {', '.join(having[name])}.",
+        ]
         for name, count in counts.most_common()
     ]
     caption = f"Why {sum(counts.values())} samples are not fixed"
-    return show.table(caption, ["cause", "samples", "what happens", "operators"], lines, stack=True)
+    return show.table(caption, ["cause", "samples", "what happens"], lines, stack=True)
 
 
 def _share(part: int, whole: int) -> str:
