@@ -50,7 +50,7 @@ def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         shown = ", ".join(outcome(torch.tensor(value)).texts(3)[0] for value in others)  # type: ignore[union-attr]
         cotangent = show.cells(outcome(plain[-1]))[0]  # type: ignore[arg-type]
         cells.append([f"{show.code(name)}<br>{html.escape(special)}", html.escape(shown), cotangent, word])
-    head = ["Function, element", "Changed to", "PyTorch", "Verdict"]
+    head = ["Function, and its second element", "Replaced by", "PyTorch's gradient", "Verdict"]
     show.show(show.Item("\n".join(lines), show.prose(show.table("What counts, row by row", head, cells))))
     return torch.tensor(uses), torch.tensor(marks)
 

@@ -161,9 +161,13 @@ def _longest_words(rows: Sequence[Sequence[str]]) -> int:
 
 
 def _widest(rows: Sequence[Sequence[str]]) -> str:
-    """The width of the longest line in a cell as CSS. It determines how many cells of a stack are side by side."""
+    """The width of the longest line in a cell as CSS. It determines how many cells of a stack are side by side.
+
+    Cells are below one another if one of them has several sentences.
+    """
     lines = (plain(line) for row in rows for cell in row[1:] for line in cell.split("<br>"))
-    return f' style="--widest: {max(map(len, lines), default=0)}ch"'
+    widest = max(map(len, lines), default=0)
+    return f' style="--widest: {widest}ch{"; --most: 100%" if widest > 4 * PHONE else ""}"'
 
 
 def entry(text: str, kind: Kind) -> str:

@@ -95,6 +95,8 @@ def test_a_wide_table_can_be_stacked_with_labels_and_stays_a_table():
     assert "zn-stack" in table("c", ["a", "b"], [long_word])
     assert "zn-stack" not in table("c", ["a", "b"], [[f"<code>log</code>{' other words' * 9}", "a long text " * 9]])
     assert 'data-head="x &amp; y"' in table("c", ["a", "<code>x &amp; y</code>"], [["r", "s"]])
+    with_sentences, without = (table("c", ["a", "b"], [["v", "words " * count]]) for count in (25, 13))
+    assert "--most: 100%" in with_sentences and "--most" not in without
 
 
 def test_a_notebook_goes_on_where_a_claim_does_not_hold_and_shows_both_results(shell, monkeypatch):

@@ -49,10 +49,10 @@ OUTCOMES = {
     "failed": "the program raised an error, its process died, or it did not end",
     "warned": "the gradient is contaminated by the bad rows, and a warning says so",
     "refused": "plain PyTorch, uncompiled, raises an error for the bad rows",
-    "miscompiled": "compiling alone changes plain PyTorch's gradient, and ignoring keeps the changed one",
+    "miscompiled": "compiling alone changes plain PyTorch's gradient, and ignoring returns the changed gradient",
     "right": (
-        "the gradient is plain PyTorch's, uncompiled, for finite rows; or the loss uses all rows, and what is NaN in "
-        "uncompiled code is NaN"
+        "if the loss leaves the bad rows out, the gradient equals that of uncompiled PyTorch on finite rows. If the "
+        "loss uses all rows, no NaN of the uncompiled gradient becomes a number"
     ),
 }
 """The possible outcomes for a program with one kind of bad rows, the worst first, and what they mean."""
@@ -377,12 +377,12 @@ def shown(content: dict[str, Any]) -> str:
     meanings = []
     for outcome in shown:
         places = ", ".join(f"<code>{html.escape(name)}</code>" for name in having.get(outcome, []))
-        found = f" So it is for some programs of {places}." if places else ""
+        found = f" This happens in some programs of {places}." if places else ""
         meanings.append(f"<li><em>{NAMES.get(outcome, outcome).capitalize()}</em>: {OUTCOMES[outcome]}.{found}</li>")
     never = (
         ""
         if any(counts[outcome] for outcome in VIOLATIONS)
-        else "<p><code>ignoring</code> itself made no gradient wrong without a warning.</p>"
+        else "<p>Each wrong gradient came with a warning, except those that compiling alone changed.</p>"
     )
     lines = [
         [f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>", f"{row['names']} {row['of']}"]

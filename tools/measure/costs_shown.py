@@ -1,4 +1,4 @@
-"""What a gradient costs, and what a watched step costs: figures and tables from `results/measured/costs.json`."""
+"""What a gradient costs, and what a watched step costs: sentences and tables from `results/measured/costs.json`."""
 
 from __future__ import annotations
 
@@ -12,37 +12,34 @@ from .records import prose
 
 BOTH = ("forward", "backward")
 STATES = ("clean", "contaminated")
+SLOWEST = 5
+"""How many of the functions the table shows."""
 
 
 def shown(content: dict[str, Any]) -> str:
     """Tables of the time that a gradient takes, as a multiple of plain PyTorch's, and sentences on the rest."""
     rows, compiled = content["rows"], content["compiled"]
     usual, extreme = _models(rows)
-    states = ["all finite", "half of the rows NaN"]
     caption = (
-        "Time of backward with <code>ignoring</code>, as a multiple of plain PyTorch's time "
-        f"(torch {content['torch']}, {content['machine']}). The first {len(usual) // 2} models are of ordinary size"
+        "Time of backward with <code>ignoring</code>, divided by plain PyTorch's time "
+        f"(torch {content['torch']}, {content['machine']}). The first {len(usual) // 2} models are ordinary, the "
+        "others are tiny or unusual"
     )
-    table = show.table(caption, ["model", *states], _pairs([*usual, *extreme]))
-    of_layers = show.table(
-        "The same of compiled layers, compared with plain PyTorch compiled in the same way",
-        ["layer, compiler", *states],
-        _pairs(compiled),
-    )
-    folded = f"<details><summary>Compiled layers, one by one</summary>{of_layers}</details>"
+    head = ["model", "plain PyTorch, ms", "all finite", "half of the rows NaN"]
+    table = show.table(caption, head, _pairs([*usual, *extreme]))
     masked, twice = (
         _span([times(row, method, BOTH, "ignoring") for row in rows if row["entries"]])
         for method in ("masked", "double where")
     )
     said = (
-        f"<p>A whole step of an ordinary model, forward and backward, takes {_of(usual, False, BOTH)} as long as plain "
-        f"PyTorch's if all numbers are finite. Large layers that were compiled take {_of(compiled, False)} as long in "
-        f"backward, or {_of(compiled, True)} with NaN. Peak memory is at most {_most_memory(rows):.1f} times plain "
-        f"PyTorch's, and {_most_memory(compiled):.1f} times in compiled layers. For <code>where</code> over "
-        f"<code>exp</code>, forward and backward, a second <code>where</code> takes {twice} as long as "
-        f"<code>ignoring</code>, and <code>torch.masked</code> {masked}.</p>"
+        f"<p>Backward of a compiled layer takes {_of(compiled, False)} as long as plain PyTorch's with the same "
+        f"compiler, and {_of(compiled, True)} as long with NaN rows ({len(compiled) // 2} cases).</p>"
+        f"<p>Peak memory is at most {_most_memory(rows):.1f} times plain PyTorch's, and in compiled layers at most "
+        f"{_most_memory(compiled):.1f} times.</p>"
+        "<p>To compute <code>where(keep, x.exp(), 0)</code> and its gradient, a second <code>where</code> "
+        f"takes {twice} as long as <code>ignoring</code>. <code>torch.masked</code> takes {masked} as long.</p>"
     )
-    return prose(table, said, folded)
+    return prose(table, said)
 
 
 def _models(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -61,7 +58,7 @@ def multiples(row: dict[str, Any], state: str) -> list[float]:
 
 
 def by_function(content: dict[str, Any]) -> str:
-    """A summary of the functions at three sizes, and a table of the slowest ten."""
+    """A summary of the functions at three sizes, and a table of the slowest."""
     rows = sorted(content["functions"], key=lambda row: -multiples(row, "contaminated")[-1])
     found = [[multiple for state in STATES for multiple in multiples(row, state)] for row in rows]
     median = [statistics.median(column) for column in zip(*found, strict=True)]
@@ -71,28 +68,24 @@ def by_function(content: dict[str, Any]) -> str:
         for row, of in zip(rows, found, strict=True)
         if of[at + 1] > 1.2 * of[at]
     ]
+    grows = f"the multiple of {', '.join(growing)} grows" if growing else "no multiple grows"
     least = min(multiple for of in found for multiple in of[:3])
     summary = (
         f"<p><strong>In the median of {len(rows)} functions with a large input, backward takes {median[2]:.1f} times "
         f"as long as plain PyTorch's if all numbers are finite, and {median[5]:.1f} times if one is NaN.</strong> From "
-        "the middle size to the large one, the multiple grows by more than a fifth for "
-        f"{', '.join(growing) or 'no function'}.{_error(least)}</p>"
+        f"the middle size to the large one, {grows} by more than a fifth.{_error(least)}</p>"
     )
-    head = ["function", "elements: small, middle, large", "all finite", "with one NaN"]
+    head = ["function", "all finite", "with one NaN"]
     lines = [
-        [
-            f"<code>{html.escape(row['function'])}</code>",
-            " / ".join(f"{number:,}" for number in row["elements"]),
-            *_by_state(multiples_of_row),
-        ]
-        for row, multiples_of_row in zip(rows[:10], found, strict=False)
+        [f"<code>{html.escape(row['function'])}</code>", *_by_state(of)]
+        for row, of in zip(rows[:SLOWEST], found, strict=False)
     ]
-    lines.insert(0, ["median of all", "", *_by_state(median)])
+    lines.insert(0, ["median of all", *_by_state(median)])
     caption = (
-        "Time of a function's backward in one thread, as a multiple of plain PyTorch's time at each of the three "
-        "sizes: the ten slowest with a NaN"
+        "Time of a function's backward in one thread, divided by plain PyTorch's time, at a small, a middle and a "
+        f"large size: the {SLOWEST} slowest at the large size"
     )
-    return prose(summary, show.table(caption, head, lines))
+    return prose(summary, show.table(caption, head, lines, stack=True))
 
 
 def _error(least: float) -> str:
@@ -100,8 +93,8 @@ def _error(least: float) -> str:
     if least >= 1:
         return ""
     return (
-        f" With finite numbers, <code>ignoring</code> can't be faster than plain PyTorch, but the least multiple is "
-        f"{least:.1f}: so a difference of {1 - least:.1f} may be an error of the measurement."
+        " With finite numbers, <code>ignoring</code> can't be faster than plain PyTorch. The least multiple is "
+        f"{least:.1f}, so these times have an error of at least {1 - least:.1f}."
     )
 
 
@@ -117,12 +110,22 @@ def in_short(content: dict[str, Any], on_gpu: dict[str, Any]) -> str:
     clean, contaminated = (_span([row[what] for row in on_gpu["costs"]]) for what in STATES)
     return prose(
         f"<p><strong>On a CPU, backward of an ordinary model takes {_of(usual, False)} as long as plain PyTorch's if "
-        f"all numbers are finite, and {_of(usual, True)} as long if half of the rows are NaN.</strong> Tiny models, "
-        f"long chains of functions and a gradient penalty take {_of(extreme, False)}, or {_of(extreme, True)} with "
-        'NaN. <a href="what-it-costs.html#functions-at-three-sizes">Some functions alone</a> cost more.</p>'
-        f'<p>On one GPU ({html.escape(on_gpu["device"])}), <a href="use-it-in-your-project.html#on-a-gpu">the '
-        f"cost is higher</a>: a whole step of a model takes {clean} as long, or {contaminated} with a row of NaN.</p>"
+        f"all numbers are finite. If half of the rows are NaN, it takes {_of(usual, True)} as long.</strong> Tiny "
+        f"models, long chains of functions and a gradient penalty take {_of(extreme, False)} as long, and "
+        f"{_of(extreme, True)} as long with NaN rows. "
+        '<a href="what-it-costs.html#functions-at-three-sizes">Single functions</a> take up to '
+        f"{_most(content, 'clean', 'all numbers finite')}, and up to {_most(content, 'contaminated', 'one NaN')}.</p>"
+        f"<p>A whole step, forward and backward, of an ordinary model takes {_of(usual, False, BOTH)} as long on a CPU "
+        f"if all numbers are finite. On one GPU ({html.escape(on_gpu['device'])}), "
+        f'<a href="use-it-in-your-project.html#on-a-gpu">a step takes</a> {clean} as long, and {contaminated} as long '
+        "with a row of NaN.</p>"
     )
+
+
+def _most(content: dict[str, Any], state: str, words: str) -> str:
+    """The largest multiple of all functions at all sizes, with the name of the function."""
+    most, name = max((max(multiples(row, state)), row["function"]) for row in content["functions"])
+    return f"{most:.1f} times as long with {words} ({html.escape(name)})"
 
 
 def _of(rows: list[dict[str, Any]], contaminated: bool, parts: tuple[str, ...] = ("backward",)) -> str:
@@ -160,39 +163,35 @@ def watching(content: dict[str, Any]) -> str:
         for row in content["watched"]
     ]
     caption = (
-        "Time of a step (forward and backward) without NaN or infinity, as a multiple of plain PyTorch's time "
+        "Time of a step (forward and backward) without NaN or infinity, divided by plain PyTorch's time "
         f"(torch {content['torch']}, {content['machine']})"
     )
     head = ["model", *(f"<code>{name}</code>" for name in methods.values())]
-    return prose(show.table(caption, head, rows), _failing(content))
+    return prose(show.table(caption, head, rows), _failing(content["failing"]))
 
 
-def _failing(content: dict[str, Any]) -> str:
-    """A table of the cost of a report about a NaN, with a sentence on the quickest report and the slowest."""
-    rows = []
-    for row in content["failing"]:
-        plain, took = (row["seconds"][method] for method in ("plain", "explain"))
-        shown = [f"{1000 * plain:,.1f}", f"{1000 * took:,.0f}", f"{took / plain:.1f}"]
-        rows.append([html.escape(row["case"]), *shown])
-    caption = (
-        "Processor time of a step that is not finite, forward, backward and report, in one thread "
-        f"(torch {content['torch']}, {content['machine'].partition(',')[0]})"
+def _failing(rows: list[dict[str, Any]]) -> str:
+    """Sentences on the cost of a report about a NaN: the quickest report, and the slowest."""
+    quickest, *_, slowest = sorted(rows, key=lambda row: row["seconds"]["explain"])
+    least, most = (
+        f"{_duration(row['seconds']['explain'])} instead of {_duration(row['seconds']['plain'])} "
+        f"({html.escape(row['case'])})"
+        for row in (quickest, slowest)
     )
-    quickest, *_, slowest = sorted(content["failing"], key=lambda row: row["seconds"]["explain"])
-    said = (
-        f"<p>A failing step takes longer, once: {1000 * quickest['seconds']['explain']:.0f} ms "
-        f"({html.escape(quickest['case'])}) to {slowest['seconds']['explain']:.1f} s ({html.escape(slowest['case'])}). "
-        "<code>explain</code> then repeats some functions and derivatives with other numbers, tries remedies, and may "
-        "run backward again under <code>ignoring</code>.</p>"
+    return (
+        "<p>In a step that fails, <code>explain</code> repeats some functions with other numbers, tries remedies, and "
+        f"may run backward again. The step then took from {least} to {most}.</p>"
     )
-    explained = "<code>explain</code>"
-    head = ["step", "plain PyTorch, ms", f"{explained}, ms", f"{explained} ÷ plain"]
-    return said + show.table(caption, head, rows)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{float(f'{1000 * seconds:.2g}'):g} ms"
 
 
 def _pairs(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """A row for each case, with its time without and with contamination."""
+    """A row for each case: the milliseconds of plain PyTorch, and the multiples without and with contamination."""
     cases: dict[str, list[str]] = {}
     for row in rows:
-        cases.setdefault(row["case"], []).append(f"{times(row):.1f}")
+        plain = f"{1000 * row['seconds']['plain']['backward']:,.1f}"
+        cases.setdefault(row["case"], [plain]).append(f"{times(row):.1f}")
     return [[html.escape(case), *figures] for case, figures in cases.items()]

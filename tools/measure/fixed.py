@@ -73,14 +73,14 @@ CAUSES = (
     ),
     Cause(
         "finite in PyTorch",
-        "In PyTorch's formula, terms as large as 3e38 cancel, and what remains has lost the digits of smaller terms. "
-        "So PyTorch's gradient is finite, and ignoring keeps its bits, but it is not the gradient of the clean input.",
+        "In PyTorch's formula, terms as large as 3e38 cancel, so the digits of smaller terms are lost. PyTorch's "
+        "gradient is finite, but it differs from the gradient of the clean input, and ignoring keeps its bits.",
         lambda operator, sample: sample.finite,
     ),
     Cause(
         "computed zero",
-        "In attention, softmax computes the weight 0 for a key that is not finite. A computed zero is not a selection. "
-        "0 times NaN or infinity is NaN, and so is 0 times a product that overflowed.",
+        "In attention, softmax computes the weight 0 for some keys. A computed 0 is not a selection, so its product "
+        "with a NaN, an infinity or an overflow is NaN.",
         lambda operator, sample: (
             operator in ATTENTION
             and not sample.failure
@@ -228,35 +228,36 @@ def _line(name: str, *tallies: Tally) -> str:
 
 
 def shown(content: dict[str, Any]) -> str:
-    """Two tables: operators with samples that are not fixed, with totals, and the causes."""
-    columns = ("samples", "contaminated", "fixed", "broken")
-    total = content["totals"]
-    rows = [row for row in content["rows"] if row["contaminated"]]
-    left = sorted((row for row in rows if row["fixed"] < row["contaminated"]), key=_fixed_share)
-    lines = [[_with_notes(row), *(str(row[column]) for column in columns)] for row in left]
-    caption = (
-        f"{total['fixed']:,} of {total['contaminated']:,} contaminated samples fixed "
-        f"({_share(total['fixed'], total['contaminated'])}), {total['broken']} broken; "
-        f"{content['operators']} operators, torch {html.escape(content['torch'])}"
+    """Sentences on how many samples are fixed, and a table of the causes of the others."""
+    total, rows = content["totals"], [row for row in content["rows"] if row["contaminated"]]
+    left = [row for row in rows if row["fixed"] < row["contaminated"]]
+    said = (
+        f"<p><strong>{total['fixed']:,} of {total['contaminated']:,} contaminated samples are fixed "
+        f"({_share(total['fixed'], total['contaminated'])}), and {total['broken']} of {total['samples']:,} samples are "
+        f"broken</strong> (torch {html.escape(content['torch'])}). Of {content['operators']} operators, {len(left)} "
+        f"have samples that are not fixed, {len(rows) - len(left)} have only fixed ones, and "
+        f"{content['operators'] - len(rows)} have no contaminated sample."
     )
-    foot = ["all operators", *(str(total[column]) for column in columns)]
-    parts = [show.table(caption, ["operator", *columns], lines, foot)]
-    if left:
-        parts.append(_causes(left))
-    said = f"<p>On {len(rows) - len(left)} other operators, every contaminated sample is fixed."
     if total["left_out"]:
         said += f" {total['left_out']} samples of the database were left out, because they are too large."
-    return prose(*parts, f"{said}</p>")
+    return prose(f"{said}</p>", *([_causes(left)] if left else []))
 
 
 def _causes(rows: list[dict[str, Any]]) -> str:
     """A table of the causes, the most frequent first. A sample without a known cause is called unexplained."""
     sentences = {cause.name: cause.sentence for cause in CAUSES}
     counts: Counter[str] = Counter()
+    having: dict[str, list[str]] = {}
     for row in rows:
         counts.update(row["not_fixed"])
+        for name in row["not_fixed"]:
+            having.setdefault(name, []).append(f"<code>{html.escape(row['operator'])}</code>")
     lines = [
-        [html.escape(name), str(count), html.escape(sentences.get(name, "Not known yet."))]
+        [
+            html.escape(name),
+            str(count),
+            f"{html.escape(sentences.get(name, 'Not known yet.'))} Operators: {', '.join(having[name])}.",
+        ]
         for name, count in counts.most_common()
     ]
     caption = f"Why {sum(counts.values())} samples are not fixed"
@@ -267,19 +268,3 @@ def _share(part: int, whole: int) -> str:
     """A share in percent. Only a complete result is called 100 %."""
     share = 100 * part / whole
     return f"{share if part == whole else min(share, 99.9):.1f}%"
-
-
-def _fixed_share(row: dict[str, Any]) -> tuple[float, str]:
-    return row["fixed"] / row["contaminated"], row["operator"]
-
-
-def _with_notes(row: dict[str, Any]) -> str:
-    """The operator, with notes: why samples are not fixed, where plain PyTorch died, and operators without a rule."""
-    notes = [f"{count} not fixed: {html.escape(cause)}" for cause, count in row["not_fixed"].items()]
-    if row["crashed"]:
-        notes.append(f"plain PyTorch crashes on {row['crashed']}")
-    names = ", ".join(f"<code>{html.escape(each.removeprefix('aten::'))}</code>" for each in row["without_rule"])
-    if names:
-        notes.append(f"without a rule: {names}")
-    note = f'<br><span class="zn-note">{"; ".join(notes)}</span>' if notes else ""
-    return f"<code>{html.escape(row['operator'])}</code>{note}"

@@ -291,40 +291,40 @@ def measure_all(chosen: list[Any]) -> list[Tally]:
 
 WHY = {
     "nanmean": (
-        "`nanmean` of a tensor in which every element is NaN is 0/0, because `nanmean` has dropped every element that "
-        "could have a gradient."
+        "If every element is NaN, `nanmean` drops them all and returns 0/0. No element is left that could have a "
+        "gradient."
     ),
     "nn.functional.normalize": (
-        "`normalize` divides a row by NaN, and the loss uses only a part of this row. Plain PyTorch's gradient of the "
-        "other part contains an ignored term divided by NaN, so it is NaN. `ignoring` drops this term. What remains is "
-        "the derivative of `clamp` at NaN, which is 0."
+        "`normalize` divides a row by its norm, which is NaN, and the loss uses a part of the row. For the other part, "
+        "`ignoring` drops the ignored term of the gradient. The term that is left comes from the derivative of `clamp` "
+        "at NaN, which is 0."
     ),
     "linalg.lu_factor": (
-        "`lu_factor` chooses its pivots by comparing numbers, so a different number in an element makes it choose "
-        "other pivots. The definition of what is ignored does not count such numbers, but this test does."
+        "`lu_factor` chooses its pivots by comparing numbers. The test puts in a number for which it chooses other "
+        "pivots. By our definition, such a number says nothing, because the selection must stay the same."
     ),
     "max_pool2d_with_indices_backward": (
-        "`max_pool2d_with_indices_backward` gets the positions of the maxima as integers. No gradient goes through "
-        "integers, and the result does not depend on the maxima themselves."
+        "The result depends only on the positions of the maxima. If the test changes an element, another position may "
+        "be the maximum, so the result changes. But positions are integers, and no gradient goes through integers."
     ),
 }
 """Why an operator is in the table."""
 
 
 def shown(content: dict[str, Any]) -> str:
-    """A table of the operators with findings, with the totals of all operators in the foot."""
-    total = content["totals"]
-    found = content["rows"]
+    """A table of the operators with errors: how many, and why."""
+    total, found = content["totals"], content["rows"]
+    columns = {"hidden": "errors"} | {what: what.replace("_", " ") for what in VIOLATIONS[1:] if total[what]}
     caption = (
-        f"{total['hidden']} used elements came out finite, in {sum(row['hidden'] > 0 for row in found)} operators; "
-        f"of each of {total['cases']:,} gradients of {content['operators']} operators, at most {PROBES} elements were "
-        f"tried; "
-        f"torch {html.escape(content['torch'])}"
+        f"{total['hidden']:,} errors in {sum(row['hidden'] > 0 for row in found)} of {content['operators']} operators, "
+        f"found in {total['cases']:,} gradients (torch {html.escape(content['torch'])})"
     )
-    columns = {"undefined": "undefined elements", "hidden": "came out finite"}
-    columns |= {what: what.replace("_", " ") for what in VIOLATIONS[1:] if total[what]}
-    rows = [[f"<code>{html.escape(row['operator'])}</code>", *(f"{row[c]:,}" for c in columns)] for row in found]
-    foot = ["all operators", *(f"{total[column]:,}" for column in columns)]
-    reasons = (WHY.get(row["operator"], f"`{row['operator']}`: not known yet.") for row in found)
-    why = "".join(f"<li>{show.with_code(reason)}</li>" for reason in reasons)
-    return prose(show.table(caption, ["operator", *columns.values()], rows, foot), f"<ul>{why}</ul>")
+    rows = [
+        [
+            f"<code>{html.escape(row['operator'])}</code>",
+            *(f"{row[column]:,}" for column in columns),
+            show.with_code(WHY.get(row["operator"], "Not known yet.")),
+        ]
+        for row in found
+    ]
+    return prose(show.table(caption, ["operator", *columns.values(), "why"], rows, stack=True))

@@ -218,8 +218,8 @@ def shown(record: dict[str, Any]) -> str:
 
 def rows_shown(record: dict[str, Any]) -> str:
     """A table of the queries without a key, without the lengths of which all is right; and sentences on all cases."""
-    gradients = {"plain": "plain PyTorch", "without": "plain PyTorch, without cuDNN", "ours": "with ignoring"}
-    head = ["dtype", "mask", "output of the empty rows", *(f"gradients, {name}" for name in gradients.values())]
+    gradients = {"plain": "with plain PyTorch", "without": "without cuDNN's kernel", "ours": "with ignoring"}
+    head = ["dtype", "mask", "output of the empty rows", *(f"gradients {name}" for name in gradients.values())]
     rows, others = [], set(LENGTHS)
     for row in record["rows"]:
         if any(row[column].keys() != {"right"} for column in gradients):
@@ -235,20 +235,21 @@ def rows_shown(record: dict[str, Any]) -> str:
     place = f"{html.escape(record['device'])}, PyTorch {record['torch']}, cuDNN {cudnn}"
     plain, without, ours = (sum(row[column].get("right", 0) for row in told) for column in gradients)
     said = (
-        f"<p>Of these {sum(row['cases'] for row in told)} runs, {plain} have the right gradients with plain PyTorch, "
-        f"{without} without cuDNN, and {ours} with <code>ignoring.backward(loss)</code>, this book's replacement of "
-        "<code>loss.backward()</code>."
+        f"<p>Of these {sum(row['cases'] for row in told)} runs, plain PyTorch's gradients are right in {plain}. "
+        f"Without cuDNN's kernel, they are right in {without}, and with <code>ignoring.backward(loss)</code>, which "
+        f"replaces <code>loss.backward()</code>, in {ours}."
     )
     said += "".join(f" With {length} keys, all gradients are right." for length in sorted(others))
     low = record["low"]
     plain, without, ours = (sum("NaN" in row[column] for row in low) for column in gradients)
     said += (
-        f"</p><p>In the issue's own case, the mask hides nothing, and each score is about −{-LOW:.0f}. Of {len(low)} "
-        f"runs with {LENGTHS[0]} keys, in both dtypes with a bool and a float mask, {plain} have NaN in "
-        f"<code>q.grad</code> with plain PyTorch, {without} without cuDNN, and {ours} with <code>ignoring</code>.</p>"
+        f"</p><p>In the issue's own case, the mask hides nothing, and each score is about −{-LOW:.0f}. We ran it "
+        f"{len(low)} times with {LENGTHS[0]} keys: in both dtypes, with a bool and a float mask. With plain PyTorch, "
+        f"<code>q.grad</code> has NaN in {plain} runs, with <code>ignoring</code> in {ours}, and without cuDNN's "
+        f"kernel in {without}.</p>"
     )
     keys = " and ".join(sorted({str(row["keys"]) for row in told}))
-    caption = f"Attention with empty rows and {keys} keys in cuDNN's kernel, whose node is {kernels} ({place})"
+    caption = f"Attention with empty rows and {keys} keys in cuDNN's kernel, {kernels} ({place})"
     return prose(show.table(caption, head, rows, stack=True), said)
 
 

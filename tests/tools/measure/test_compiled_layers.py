@@ -125,4 +125,4 @@ def test_a_backend_is_added_beside_the_others_and_drawn(project):
     drawn = compiled.shown(content)
     assert "Of 6 compiled programs with bad rows, 2 are right, 2 are warned, 2 are failed<" in drawn
     assert drawn.count("some programs of <code>Linear</code>, <code>L1Loss</code>.") == 2  # warned, and failed
-    assert "without a warning" not in drawn
+    assert "came with a warning" not in drawn

@@ -55,8 +55,8 @@ def test_the_table_shows_each_recorded_outcome_with_its_count():
     assert [row["without"] for row in record["rows"]] == right
     assert all(row["plain"] == {"right": row["cases"]} for row in record["rows"] if row["mask"] == "-inf")
     assert {(row["plain"], row["ours"], row["without"]) for row in record["low"]} == {(*2 * ["NaN in q"], "finite")}
-    assert "other numbers" not in table and "Of these 36 runs, 18 have" in table
-    assert "With 100 keys, all" in table and "4 have NaN in <code>q.grad</code> with plain PyTorch, 0 without" in table
+    assert "other numbers" not in table and "Of these 36 runs, plain PyTorch's gradients are right in 18." in table
+    assert "With 100 keys, all" in table and "has NaN in 4 runs, with <code>ignoring</code> in 4, and without" in table
     assert table.count("<tr ") == len(record["rows"]) / 2 + 1  # one for the head, none for a length that is all right
     assert "NaN in q" in table and record["device"] in table
     assert on_gpu._counted({"NaN in q": 1, "right": 5}, 6) == "NaN in q (1 of 6)<br>right (5 of 6)"
