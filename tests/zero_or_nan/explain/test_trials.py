@@ -30,7 +30,7 @@ WRITTEN = {
     # Float64 loses a number, too, and the exact one is known all the same.
     "beyond float64": (
         [200.0, 0.5], "p = x.sigmoid()\nloss = -torch.log(1 - p).sum()",
-        "and its exact value is -200: 1 - p in line 5 is 1.3839e-87, and float32 has nothing so small and gives 0; "
+        "and its exact value is -200: 1 - p in line 5 is 1.3839e-87, which is too small for float32, so it became 0; "
         "float64 loses it, too\n# tried", "x.sigmoid()",
     ),
     "tanh": (
@@ -57,7 +57,7 @@ WRITTEN = {
         [1.0, 2.0], "y = x * 1\np = torch.sigmoid(y.view(1, 2) - 110)\n"
         "n = torch.einsum('ab,ab->a', p, y.view(1, 2) * 0 + 1)\n"
         "loss = (p / n.unsqueeze(1).repeat(1, 2))[0, 0]",
-        "overflow and its exact value is 0.268941: sigmoid(-109) in line 5 is 4.59094e-48, and float32 has nothing so ",
+        "overflow and its exact value is 0.268941: sigmoid(-109) in line 5 is 4.59094e-48, which is too small for ",
     ),
     "numbers with names that one line gives": (
         [100.0], "A, B = 1.0, 2.0\nv = torch.exp(-x) * (A + B * x * torch.exp(x))\nloss = v.sum()",
@@ -423,8 +423,8 @@ ADVICE = {  # as above, where no line of the program is replaced
     # In float64, 1 - sigmoid(36.5) is 1.1e-16 in place of 1.4e-16.
     "a number that is lost": (
         [-110.0, 1.0], "std = F.softplus(x)\nz = torch.ones(2) / std\nz.sum().backward()",
-        "and its exact value is 5.92097e47: softplus(-110) in line 4 is 1.68891e-48, and float32 has nothing so small "
-        "and gives 0\n# its dtype has no room for this number. A bound keeps it finite, and changes what is computed, "
+        "and its exact value is 5.92097e47: softplus(-110) in line 4 is 1.68891e-48, which is too small for float32, "
+        "so it became 0\n# its dtype has no room for this number. A bound keeps it finite, and changes what is computed, "
         "as in\n# std = F.softplus(x) + 1e-6",
     ),
     "a line that makes numbers larger each time": (

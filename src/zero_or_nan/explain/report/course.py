@@ -40,7 +40,7 @@ _SHOWN = 3
 _DIVERGED = """\
 the training diverged: the loss went {went}
   {grew}
-  the origin below is only where this ended
+  the origin below is where the numbers got too large in the end, and not the cause
     # lower the learning rate. Clipping bounds each step too, unless the optimizer
     # rescales the gradient, as Adam does:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"""

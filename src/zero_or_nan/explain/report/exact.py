@@ -275,8 +275,8 @@ def _sentence(call: Call, actual: Tensor, value: Tensor, at: tuple[int, ...]) ->
     if math.isinf(here):
         return f"{what}, and {dtype} ends at {limit(actual.dtype)}"
     if abs(there) < torch.finfo(actual.dtype).tiny:
-        return f"{what}, and {dtype} has nothing so small and gives 0"
-    return f"{what}, and in {dtype} rounding gives 0"
+        return f"{what}, which is too small for {dtype}, so it became 0"
+    return f"{what}, which {dtype} rounded to 0"
 
 
 def texts_of(call: Call) -> list[tuple[Any, str]]:

@@ -194,8 +194,8 @@ class Origin:
         if self.tie:
             text = f"{text.partition(':')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
         if self.kind == "contaminated" and self.fixed is not None:
-            gave = "gave" if self.fixed else "alone did not give"
-            text += f"; ignoring.backward {gave} finite gradients on this very graph"
+            gave = "it gave" if self.fixed else "alone it did not give"
+            text += f"; ignoring.backward was tried on this graph, and {gave} finite gradients"
         if self.is_sure:
             return text
         return text.replace("the loss uses this element, and", "if the loss uses this element,")
