@@ -424,8 +424,8 @@ ADVICE = {  # as above, where no line of the program is replaced
     "a number that is lost": (
         [-110.0, 1.0], "std = F.softplus(x)\nz = torch.ones(2) / std\nz.sum().backward()",
         "and its exact value is 5.92097e47: softplus(-110) in line 4 is 1.68891e-48, which is too small for float32, "
-        "so it became 0\n# its dtype has no room for this number. A bound keeps it finite, and changes what is computed, "
-        "as in\n# std = F.softplus(x) + 1e-6",
+        "so it became 0\n# its dtype has no room for this number. A bound keeps it finite, and changes what is "
+        "computed, as in\n# std = F.softplus(x) + 1e-6",
     ),
     "a line that makes numbers larger each time": (
         [1.0, 2.0], "h = x * 1\nfor _ in range(60):\n    h = h * 1e4\nloss = h.sum()",
