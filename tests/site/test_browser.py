@@ -14,7 +14,7 @@ from tools.project import Project
 PROJECT = Project(ROOT)
 PAGES = [*map(PROJECT.path, PROJECT.names)]
 ALL = [*PAGES, "search.html", "search.html?q=nan", "search.html?q=zzzzqqq", "genindex.html", "404.html"]
-CONTRAST = sample(ALL, 3)
+COLOURS = sample(ALL, 4)
 KIB = 1024
 
 
@@ -65,7 +65,7 @@ def look(tab: Visit, path: str, first: str) -> dict[str, SimpleNamespace]:
     """What one visit of a page showed, by view: tests about all pages share the visits, which take long.
 
     The page is loaded, weighed, and checked by axe in one view, and then shown in the other one, too. All pages have
-    one style sheet, so axe looks at the contrast of some pages.
+    one style sheet, so axe looks at the colours of some pages.
     """
     seen = {view: SimpleNamespace() for view in sorted(TWO, key=lambda view: view != first)}
     tab.show(**VIEWS[first])
@@ -77,7 +77,7 @@ def look(tab: Visit, path: str, first: str) -> dict[str, SimpleNamespace]:
         page.height = tab.page.evaluate("document.documentElement.scrollHeight")
         page.broken, page.small = tab.page.evaluate(BROKEN_NUMBERS), tab.page.evaluate(SMALL_TEXTS)
         is_loaded = view == first or WHOLE
-        page.size, page.axe = (size, axe(tab, ROOT, path in CONTRAST)) if is_loaded else (0, None)
+        page.size, page.axe = (size, axe(tab, ROOT, path in COLOURS)) if is_loaded else (0, None)
     tab.page.evaluate(OPEN_ALL)
     for view in reversed(seen):
         tab.show(**VIEWS[view])
