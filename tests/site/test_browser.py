@@ -153,13 +153,13 @@ def test_no_number_is_broken_and_the_text_of_figures_can_be_read(seen):
     assert sum(page.small[1] > 0 for page in seen.values()) >= 5
 
 
-@pytest.mark.parametrize("width", [1280, 800, 390])
-def test_no_result_of_a_release_is_wider_than_its_cell(browser, address, width):
-    with Visit(browser, address, viewport={"width": width, "height": 900}) as tab:
-        tab.open("chapters/which-pytorch.html")
-        wider, cells = tab.page.evaluate(WIDER_THAN_ITS_CELL)
-        assert wider == [] and cells > 40
-        assert tab.page.locator(".zn-releases .zn-mark:visible").count() >= cells
+def test_no_result_of_a_release_is_wider_than_its_cell(visit):
+    visit.open("chapters/which-pytorch.html")
+    for width in (1280, 800, 390):
+        visit.page.set_viewport_size({"width": width, "height": 900})
+        wider, cells = visit.page.evaluate(WIDER_THAN_ITS_CELL)
+        assert wider == [] and cells > 40, width
+        assert visit.page.locator(".zn-releases .zn-mark:visible").count() >= cells
 
 
 def test_the_text_of_tables_is_as_large_as_prose_if_there_is_room(visit):
