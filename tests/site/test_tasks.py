@@ -47,23 +47,28 @@ class Reader:
             self.click("link", name)
 
 
-@pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["wide", "phone"])
+@pytest.fixture(scope="module", params=[(1280, 800), (390, 844)], ids=["wide", "phone"])
+def tab(browser, address, request):
+    """A tab for all tasks."""
+    with Visit(browser, address, viewport=dict(zip(("width", "height"), request.param, strict=True))) as tab:
+        yield tab
+
+
 @pytest.mark.parametrize("task", TASKS, ids=[task["comes"] for task in TASKS])
-def test_a_task_is_answered_two_clicks_from_the_front_page(browser, address, task, size):
-    with Visit(browser, address, viewport={"width": size[0], "height": size[1]}) as tab:
-        tab.open("")
-        if "file" in task:
-            (name,) = task["clicks"]
-            link = tab.page.get_by_role("link", name=name, exact=True).get_attribute("href")
-            assert link == f"{PROJECT.repository}/blob/{PROJECT.branch}/{task['file']}"
-            assert f"\n{task['section']}\n" in (ROOT / task["file"]).read_text(encoding="utf-8")
-            return
-        reader = Reader(tab)
-        reader.follow(task)
-        tab.page.wait_for_url(f"**/chapters/{task['page']}.html*")
-        assert reader.clicks <= CLICKS
-        tab.page.wait_for_timeout(100)  # the browser scrolls to the place that the address names
-        section = tab.page.locator(f"[id='{task['section']}']")
-        answer = section.get_by_text(task["text"], exact=True) if "text" in task else section
-        top = answer.evaluate("(each) => each.getBoundingClientRect().top")
-        assert -size[1] / 10 <= top <= SCREENS * size[1], "the answer starts further down"
+def test_a_task_is_answered_two_clicks_from_the_front_page(tab, task):
+    tab.open("")
+    if "file" in task:
+        (name,) = task["clicks"]
+        link = tab.page.get_by_role("link", name=name, exact=True).get_attribute("href")
+        assert link == f"{PROJECT.repository}/blob/{PROJECT.branch}/{task['file']}"
+        assert f"\n{task['section']}\n" in (ROOT / task["file"]).read_text(encoding="utf-8")
+        return
+    reader = Reader(tab)
+    reader.follow(task)
+    tab.page.wait_for_url(f"**/chapters/{task['page']}.html*")
+    assert reader.clicks <= CLICKS
+    tab.page.wait_for_timeout(100)  # the browser scrolls to the place that the address names
+    section = tab.page.locator(f"[id='{task['section']}']")
+    answer = section.get_by_text(task["text"], exact=True) if "text" in task else section
+    top, height = answer.evaluate("(each) => each.getBoundingClientRect().top"), tab.page.viewport_size["height"]
+    assert -height / 10 <= top <= SCREENS * height, "the answer starts further down"

@@ -94,7 +94,9 @@ def chromium() -> Iterator[Any]:
         # In a container, root can run Chromium only without its sandbox. The browser opens only our own pages.
         # The browser resolves no other host name, so that a visit need not check each request before it is sent.
         alone = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-        browser = playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox", alone])
+        # Without a GPU, a process for one would only cost time.
+        options = ["--no-sandbox", alone, "--disable-gpu", "--in-process-gpu"]
+        browser = playwright.chromium.launch(executable_path=executable(), args=options)
         try:
             yield browser
         finally:
@@ -159,15 +161,16 @@ class Visit:
         self.context.close()
 
 
-def axe(visit: Visit, root: Path, contrast: bool = True) -> list[str]:
+def axe(visit: Visit, root: Path, colours: bool = True) -> list[str]:
     """The findings of axe-core on the open page: a line for each rule and element.
 
-    Without `contrast`, the rule about the contrast of text is left out, which takes half of the time.
+    Without `colours`, the two rules about the colours of text and of links are left out, which take most of the time.
     """
     # Evaluated instead of added as a script, because the pages' policy allows no script from other sources.
     visit.page.evaluate((root / MODULES / "axe-core" / "axe.min.js").read_text(encoding="utf-8"))
     # Without `preload`, which would load the style sheets again, and check sound, of which the pages have none.
-    options = {"resultTypes": ["violations"], "preload": False, "rules": {"color-contrast": {"enabled": contrast}}}
+    rules = dict.fromkeys(("color-contrast", "link-in-text-block"), {"enabled": colours})
+    options = {"resultTypes": ["violations"], "preload": False, "rules": rules}
     found = visit.page.evaluate("options => axe.run(options)", options)
     return [
         f"{violation['id']}: {node['html'][:160]}" for violation in found["violations"] for node in violation["nodes"]

@@ -167,24 +167,6 @@ BAD = {
 }
 
 
-@pytest.fixture(scope="module")
-def bad(tmp_path_factory: pytest.TempPathFactory) -> tuple[Book, subprocess.CompletedProcess[str]]:
-    """A book in which everything goes wrong, built over a site that is already there."""
-    book = Book(tmp_path_factory.mktemp("bad") / "book", BAD)
-    book.site.mkdir(parents=True)
-    (book.site / "index.html").write_text("the site of yesterday", encoding="utf-8")
-    return book, book.run("book", "--timeout", "5")
-
-
-def test_what_fails_stops_the_build_and_leaves_the_site_of_yesterday_and_only_what_went_well_is_cached(bad):
-    book, done = bad
-    assert done.returncode == 1
-    assert [path.name for path in book.site.rglob("*")] == ["index.html"]
-    assert (book.site / "index.html").read_text(encoding="utf-8") == "the site of yesterday"
-    assert states(done.stdout) == dict.fromkeys(BAD, "ran")
-    assert [chapter.stem for chapter in cached(Project(book.root))] == ["fine", "allowed"]
-
-
 SAID = {
     "a number": f"""\
 chapters/claims.md: claim does not hold: 10729 · vanilla · y.grad
@@ -222,14 +204,23 @@ on torch {version("torch")}, compared exactly
 }
 
 
-def test_everything_that_failed_in_any_chapter_is_told_and_nothing_else(bad):
-    said = re.sub(r" +$", "", bad[1].stderr, flags=re.MULTILINE)
+def test_what_fails_is_told_and_leaves_the_site_of_yesterday_and_only_what_went_well_is_cached(tmp_path):
+    book = Book(tmp_path / "book", BAD)
+    book.site.mkdir(parents=True)
+    (book.site / "index.html").write_text("the site of yesterday", encoding="utf-8")
+    done = book.run("book", "--timeout", "5")
+    assert done.returncode == 1
+    assert [path.name for path in book.site.rglob("*")] == ["index.html"]
+    assert (book.site / "index.html").read_text(encoding="utf-8") == "the site of yesterday"
+    assert states(done.stdout) == dict.fromkeys(BAD, "ran")
+    assert [chapter.stem for chapter in cached(Project(book.root))] == ["fine", "allowed"]
+    said = re.sub(r" +$", "", done.stderr, flags=re.MULTILINE)
     assert {what: text for what, text in SAID.items() if text not in said} == {}
     assert len([line for line in said.splitlines() if line.startswith("chapters/")]) == 9
     for noise in ("Traceback", "KeyboardInterrupt", "destroyed", "IPKernelApp"):
         assert noise not in said
     counts = {"fine": 0, "allowed": 0, "claims": 3, "others": 1, "raising": 2, "hanging": 1, "exiting": 1, "killed": 1}
-    tails = dict(re.findall(r"^  ([\w-]+) .*?(\d FAILED|ok)$", bad[1].stdout, re.MULTILINE))
+    tails = dict(re.findall(r"^  ([\w-]+) .*?(\d FAILED|ok)$", done.stdout, re.MULTILINE))
     assert tails == {name: f"{count} FAILED" if count else "ok" for name, count in counts.items()}
 
 

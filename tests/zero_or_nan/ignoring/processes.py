@@ -1,8 +1,11 @@
 """A script on two processes, for the tests of what PyTorch spreads over several."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,11 +33,18 @@ from torch.utils.checkpoint import checkpoint
 from zero_or_nan import explain, ignoring
 from zero_or_nan.ignoring.engine import passes
 
-rank, file, patience, *arguments = sys.argv[1:]
-rank, patience = int(rank), timedelta(seconds=int(patience))
+store, patience, *arguments = sys.argv[1:]
+patience = timedelta(seconds=int(patience))
 torch.set_num_threads(1)
+rank = next((rank for rank in range(2) if not os.fork()), None)  # what is imported is shared
+if rank is None:
+    for _ in range(2):
+        os.wait()
+    os._exit(0)
+os.dup2(os.open(f"{{store}}.{{rank}}", os.O_WRONLY | os.O_CREAT), 1)  # a pipe would be full before it is read
+os.dup2(1, 2)
 # Who waits for another process in vain gets an error, and what was found before is told.
-dist.init_process_group("gloo", init_method=f"file://{{file}}", rank=rank, world_size=2, timeout=patience)
+dist.init_process_group("gloo", init_method=f"file://{{store}}", rank=rank, world_size=2, timeout=patience)
 mesh = init_device_mesh("cpu", (2,))
 
 
@@ -51,22 +61,17 @@ def results_of_two(script, store, names, *arguments, timeout=90, patience=1800):
         timeout: the seconds after which a process is killed. What it has printed by then shows where it was.
         patience: the seconds for which a process waits for the other one.
     """
-    files = [Path(f"{store}.{rank}") for rank in range(2)]
-    ranks = []
-    for rank, file in enumerate(files):
-        with file.open("w") as told:  # a pipe would be full before the other process is read
-            command = [sys.executable, "-c", BEGIN + script, str(rank), str(store), str(patience), *arguments]
-            ranks.append(subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT))
+    command = [sys.executable, "-c", BEGIN + script, str(store), str(patience), *arguments]
+    process = subprocess.Popen(command, start_new_session=True)
     try:
-        for process in ranks:
-            process.wait(timeout=timeout)
+        process.wait(timeout=timeout)
     except subprocess.TimeoutExpired:
         pass
     finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    outputs = [file.read_text() for file in files]
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    outputs = [file.read_text() if file.exists() else "" for file in (Path(f"{store}.{rank}") for rank in range(2))]
     found = [
         dict(json.loads(line[7:]) for line in output.splitlines() if line.startswith("result ")) for output in outputs
     ]
