@@ -14,6 +14,9 @@ rewrite("log(gather(softmax(x, dim), d, i))", "F.log_softmax(x, dim=dim).gather(
 rewrite("log(sigmoid(x))", "F.logsigmoid(x)")
 rewrite("log(1 - sigmoid(x))", "F.logsigmoid(-x)")
 rewrite("log1p(neg(sigmoid(x)))", "F.logsigmoid(-x)")
+rewrite("log(ndtr(x))", "torch.special.log_ndtr(x)")
+rewrite("log(0.5 * (1 + erf(x)))", "torch.special.log_ndtr(2**0.5 * x)")
+rewrite("log(erfc(x))", "torch.special.log_ndtr(-(2**0.5) * x) + torch.tensor(2.0).log()")
 for square in ("tanh(x) ** 2", "square(tanh(x))"):
     rewrite(f"log(1 - {square})", "2 * (0.6931471805599453 - x - F.softplus(-2 * x))")
 rewrite("log(1 + exp(x))", "F.softplus(x)")
@@ -85,6 +88,9 @@ for angle, beside, term, harmless in (("acos", "1 - x", "+", 0), ("acosh", "x - 
         f"{angle}(x) ** 2",
         f"torch.where({beside} < 1e-3, {near}, torch.where({beside} < 1e-3, {harmless}, x).{angle}() ** 2)",
     )
+for square in ("x ** 2", "square(x)", "x * x"):
+    rewrite(f"exp({square}) * erfc(x)", "torch.special.erfcx(x)")
+    rewrite(f"exp({square}) * (1 - erf(x))", "torch.special.erfcx(x)")
 rewrite("sqrt(1 - cos(x) ** 2)", "x.sin().abs()")
 for squares in ("square(x)", "x ** 2", "x * x"):
     rewrite(f"sqrt(sum({squares}))", "torch.linalg.vector_norm(x)", "the slope of a length of 0 is 0")

@@ -125,3 +125,10 @@ def test_what_comes_out_of_a_tensor_that_cannot_be_read(layout, recorded):
     assert origin.kind == "bad input" and origin.source.startswith("y = (")
     assert origin.operands == f"inf out of a tensor of layout {layout}, which explain can't read"
     assert "check the tensor before this line" in origin.remedy and "w" in origin.reached
+
+
+def test_a_mask_with_the_wrong_sign_is_at_fault_and_not_the_softmax(program):
+    lines = "s = x.masked_fill(torch.tensor([True, False]), {}torch.inf)\nloss = s.softmax(0)[1]"
+    (origin,) = program.origins([1.0, 2.0], lines.format(""))
+    assert (origin.kind, origin.operator, origin.line) == ("bad input", "masked_fill", 4), origin
+    assert not program.origins([1.0, 2.0], lines.format("-"))

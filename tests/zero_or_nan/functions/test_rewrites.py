@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from zero_or_nan.functions.rewrites import REWRITES, function_in, operands_in, rewrite
 
 EVERY = [each for rewrites in REWRITES.values() for each in rewrites]
-CALLED = {
-    name: getattr(torch, name) for name in "abs acos acosh asin atan atanh cos cosh exp expm1 log log10 log1p".split()
-}
-CALLED |= {
-    name: getattr(torch, name) for name in "log2 logit neg rsqrt sigmoid sinc softmax sqrt square tanh xlogy".split()
-}
+ELEMENTWISE = """
+    abs acos acosh asin atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2 logit neg rsqrt sigmoid sinc softmax
+    sqrt square tanh xlogy
+"""
+CALLED = {name: getattr(torch, name) for name in ELEMENTWISE.split()} | {"ndtr": torch.special.ndtr}
 CALLED |= {name: getattr(F, name) for name in "cross_entropy ctc_loss kl_div nll_loss normalize".split()}
 CALLED |= {name: getattr(torch, name) for name in "cumsum gather matmul std var".split()}
 

@@ -436,7 +436,9 @@ class Forward(OnStack):
         if not fillers:
             return _Split(born, operands)
         change = functools.partial(finite_ones, keep={birth.infinite for birth in fillers})
-        are_meant = call.plan.numerics.ignores_infinity or all(birth.nature == "meant" for birth in fillers)
+        ignores = call.plan.numerics.ignores_infinity
+        are_meant = ignores or all(birth.nature == "meant" for birth in fillers)
+        are_meant &= not (ignores and any(birth.infinite > 0 for birth in fillers))  # a mask with the wrong sign
         others = bad if born is None else bad & ~born
         made, harm = of_infinities(call, here, others, operands.values, at, change)
         are_undefined = any_of(made)
