@@ -312,12 +312,12 @@ WHY = {
 
 
 def shown(content: dict[str, Any]) -> str:
-    """A table of the operators with errors: how many, and why."""
+    """A table of the operators with used elements that came out finite: how many, and why."""
     total, found = content["totals"], content["rows"]
-    columns = {"hidden": "errors"} | {what: what.replace("_", " ") for what in VIOLATIONS[1:] if total[what]}
+    columns = {"hidden": "elements"} | {what: what.replace("_", " ") for what in VIOLATIONS[1:] if total[what]}
     caption = (
-        f"{total['hidden']:,} errors in {sum(row['hidden'] > 0 for row in found)} of {content['operators']} operators, "
-        f"found in {total['cases']:,} gradients (torch {html.escape(content['torch'])})"
+        f"{total['hidden']:,} such elements in {sum(row['hidden'] > 0 for row in found)} of {content['operators']} "
+        f"operators, found in {total['cases']:,} gradients (torch {html.escape(content['torch'])})"
     )
     rows = [
         [

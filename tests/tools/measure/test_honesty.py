@@ -112,6 +112,6 @@ def test_each_operator_of_the_table_has_a_reason():
     content = {"torch": "2", "operators": 2, "totals": dict.fromkeys(honesty.COUNTS, 1234), "rows": [row]}
     content["totals"] |= dict.fromkeys(honesty.VIOLATIONS[1:], 0)
     drawn = honesty.shown(content)
-    assert "<code>nanmean</code> drops them" in drawn and "1,234 errors" in drawn and "exceptions" not in drawn
+    assert "<code>nanmean</code> drops them" in drawn and "1,234 such elements" in drawn and "exceptions" not in drawn
     assert "Not known yet" in honesty.shown({**content, "rows": [row | {"operator": "sin"}]})
     assert "Not known yet" not in honesty.shown(read_record(ROOT / "results" / "measured" / "honesty.json"))
