@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...ignoring.inside import tree_map, tree_map_only
+from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import in_dtype
 from ..program.rerun import on_copies, without_side_effects
@@ -59,6 +60,11 @@ class Again(NamedTuple):
     outcome: Outcome
     kept: list[Tensor]
     is_alike: bool
+
+    @property
+    def told(self) -> str:
+        """The loss, as half a sentence of a remedy that was tried."""
+        return f"the loss is {number(self.outcome.value.max().item())}, and its gradients are finite"
 
 
 def once_more(

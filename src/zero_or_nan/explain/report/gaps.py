@@ -129,6 +129,13 @@ def evaluated(code: str, names: Iterable[str], others: Mapping[str, Any] = Mappi
     return lambda *values: eval(code, {"torch": torch, "F": F, **others, **dict(zip(known, values, strict=True))})
 
 
+def rewritten(call: Call, rewrite: Rewrite, match: Match) -> Call:
+    """A call of a rewrite in place of the call that it fits."""
+    tensors = {name: thing for name, thing in match.names.items() if isinstance(thing, Tensor)}
+    func = evaluated(rewrite.code, tensors, match.names)
+    return call._replace(func=func, args=tuple(tensors.values()), kwargs={})
+
+
 class Guarded(NamedTuple):
     """A line in which `where` leaves a gap out, safe in both branches.
 

@@ -1,8 +1,8 @@
 """Elements that the loss leaves out, or should: which number they have does not matter.
 
 `(k >= 0) * sqrt(k)` multiplies what does not exist by 0, but 0 times NaN is NaN. And -inf leaves an element out of a
-softmax, but 0 times -inf is NaN, too. In both cases two numbers are put in its place, and all calls run once more, up
-to the loss. If the loss and its gradients are finite and the same both times, then they do not depend on the number.
+softmax, but 0 times -inf is NaN, too. In both cases several numbers are put in its place, and all calls run once more,
+up to the loss. If the loss and its gradients are finite, and always the same, then they do not depend on the number.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..births.call import Call
 from ..births.chain import Chain
 from ..program.source import expression_at, is_rebound, with_each_in
 from ..program.tensors import not_finite
-from .again import Again, Program, agree, once_more, position_of
+from .again import Program, agree, once_more, position_of
 from .exact import outcome, texts_of
-from .gaps import evaluated
+from .gaps import rewritten
 from .matching import Match, line_of, matches
 
 _SAME = 1e-5
@@ -55,14 +55,11 @@ def without_them(failed: Call, program: Program, known: str | None) -> tuple[str
     for rewrite in REWRITES.get(call.name, ()):
         for match in matches(rewrite.pattern, call, Chain(call), Match({}, ())):
             line, replaces = line_of(rewrite, match)
-            tensors = {name: thing for name, thing in match.names.items() if isinstance(thing, Tensor)}
-            func = evaluated(rewrite.code, tensors, match.names)
-            put = call._replace(func=func, args=tuple(tensors.values()), kwargs={})
             if replaces is None or known not in (None, line):
                 continue
-            if agree(once_more(program, changed={at: put}), right, _SAME):
+            if agree(once_more(program, changed={at: rewritten(call, rewrite, match)}), right, _SAME):
                 tried = f"{', '.join(map(number, _NUMBERS))} and this line give the same gradients here"
-                return f"# what follows leaves this element out: {tried}.\n# Tried: {_told(right)}\n{line}", replaces
+                return f"# what follows leaves this element out: {tried}.\n# Tried: {right.told}\n{line}", replaces
     return None
 
 
@@ -131,15 +128,9 @@ def with_large_numbers(failed: Call, program: Program) -> tuple[str, int] | None
         text = next((text for thing, text in texts_of(call) if isinstance(thing, float) and thing == infinity), "")
         line = with_each_in([expression_at(call.place, call.name)], {text: number(large)}) if text else None
         if line is not None:
-            told = (
-                f"# 0 times an infinity is NaN, and 0 times a large number is 0. Tried on your numbers: {_told(right)}"
-            )
+            told = f"# 0 times an infinity is NaN, and 0 times a large number is 0. Tried on your numbers: {right.told}"
             return f"{told}\n{line}", call.place.line
     return None
-
-
-def _told(found: Again) -> str:
-    return f"the loss is {number(found.outcome.value.max().item())}, and its gradients are finite"
 
 
 def _with_number(call: Call, value: float) -> Call:

@@ -30,7 +30,7 @@ from ..program.rerun import extra, without_side_effects
 from ..program.tensors import address, are_finite
 from .again import Program
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
-from .gaps import evaluated, filled, guarded, kept_away
+from .gaps import filled, guarded, kept_away, rewritten
 from .left_out import masked_before, with_large_numbers, without_them
 from .limits import have_limits, is_limit, ordinary
 from .matching import Match, line_of, matches
@@ -343,12 +343,10 @@ def _with_rewrite(chain: Chain, rewrite: Rewrite, call: Call) -> Chain | None:
     """The chain with a rewrite in place of a call in it; None if the rewrite does not fit there."""
     again = next((each for each in chain.calls() if each.is_same(call)), None)
     match = next(matches(rewrite.pattern, again, chain, Match({}, ())), None)
-    if match is None:
+    if again is None or match is None:
         return None
-    tensors = {name: thing for name, thing in match.names.items() if isinstance(thing, Tensor)}
-    written = evaluated(rewrite.code, tensors, match.names)
-    put = again._replace(func=written, args=tuple(tensors.values()), kwargs={}) if again is not None else None
-    return chain.with_calls(lambda each: put if put is not None and each is again else each)
+    put = rewritten(again, rewrite, match)
+    return chain.with_calls(lambda each: put if each is again else each)
 
 
 def _by_rewrite(

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ...ignoring.inside import tree_map
-from ..births.arithmetic import number
 from ..births.call import Call
 from ..program.functions import OnlyCall, only_calls_around
 from ..program.source import expression_at
@@ -47,8 +46,8 @@ def with_wider_arguments(failed: Call, program: Program) -> tuple[str, int, None
         found = once_more(program, converted=way.converted, changed=way.changed)
         if found is not None and agree(found, exact, 1e-4 if way.dtype is torch.float64 else 2e-2):
             dtype = str(way.dtype).removeprefix("torch.")
-            told = f"the loss is {number(found.outcome.value.max().item())}, and its gradients are finite"
-            return f"# tried on your numbers, with {dtype} in this call: {told}\n{way.line}", way.call.line, None
+            tried = f"# tried on your numbers, with {dtype} in this call: {found.told}"
+            return f"{tried}\n{way.line}", way.call.line, None
     return None
 
 
@@ -71,9 +70,8 @@ def with_a_wider_conversion(failed: Call, program: Program) -> tuple[str, int, N
     if not agree(wide, exact, 2e-2):
         return None
     assert wide is not None
-    loss = number(wide.outcome.value.max().item())
-    told = f"# tried on your numbers, in float32: the loss is {loss}, and its gradients are finite"
-    return f"{told}\n{expression.replaced_by(code)}", failed.place.line, None
+    tried = f"# tried on your numbers, in float32: {wide.told}"
+    return f"{tried}\n{expression.replaced_by(code)}", failed.place.line, None
 
 
 class _Way(NamedTuple):
