@@ -163,7 +163,8 @@ class History:
     """The last calls of a block, by their number, by the identity of their results, and by the nodes of these.
 
     Attributes:
-        loss: the identity of the loss of the pass that is explained; 0 before the first pass, None if it is not known.
+        loss: the identity of the loss of the pass that is explained; 0 if no pass has used the calls, None if it is not
+            known.
     """
 
     def __init__(self, provenances: Provenances) -> None:
@@ -328,6 +329,7 @@ class History:
         self._births.clear()
         self._by_node.clear()
         self._bytes = 0
+        self.loss = 0  # a later tensor may get the identity of one that is gone
 
     def clear(self) -> None:
         self._births.clear()
