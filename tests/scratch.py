@@ -109,6 +109,7 @@ class Book:
         It needs no second for imports, and its kernels are forks of one server, which has imported PyTorch once.
         """
         command, out, error = ["tools", *arguments], StringIO(), StringIO()
+        before = set(threading.enumerate())  # a thread that another test left may wait for work for ever
         with ExitStack() as stack:
             for changed in (
                 patch.dict(os.environ, self.environment),
@@ -122,7 +123,7 @@ class Book:
             ):
                 stack.enter_context(changed)
             status = main()
-            for thread in threading.enumerate():
+            for thread in set(threading.enumerate()) - before:
                 if thread.name.startswith("ThreadPoolExecutor"):
                     thread.join(5)
             gc.collect()
