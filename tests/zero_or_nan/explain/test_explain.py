@@ -238,7 +238,7 @@ def forward_algorithm_of_a_chain():
     (-alpha.logsumexp(0) - alpha[1]).backward()
 
 
-@program("overflow forward log", "overflow backward sqrt")
+@program("overflow forward log", "undefined backward sqrt")
 def two_heads_two_mistakes():
     classify, locate = nn.Linear(4, 3), nn.Linear(4, 2)
     h = torch.randn(5, 4).relu()

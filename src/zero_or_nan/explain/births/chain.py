@@ -10,7 +10,7 @@ changed in place since, end the chain. What is before the chain is taken as it i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -198,8 +198,21 @@ def chain_of(call: Call, has_gradient: bool, computed_by: Callable[[Tensor], Cal
 
 def _view(tensor: Tensor, base: Tensor) -> Call:
     """A call that gives a view of a tensor. The calls of views are not kept, because they compute nothing."""
-    form = tensor.size(), tensor.stride(), tensor.storage_offset()
-    return Call(torch.as_strided, "as_strided", place_at("", 0, "", None), (base, *form))
+    form = tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.is_complex()
+    return Call(_strided, "as_strided", place_at("", 0, "", None), (base, *form))
+
+
+def view_like(base: Tensor, tensor: Tensor) -> Tensor:
+    """The view of a tensor that another tensor is of its own base."""
+    return _strided(base, tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.is_complex())
+
+
+def _strided(base: Tensor, size: Sequence[int], stride: Sequence[int], offset: int, is_complex: bool) -> Tensor:
+    if is_complex and not base.is_complex():
+        pairs = base.as_strided((*size, 2), (*(2 * each for each in stride), 1), 2 * offset)
+        return torch.view_as_complex(pairs)
+    parts = torch.view_as_real(base) if base.is_complex() and not is_complex else base
+    return parts.as_strided(size, stride, offset)
 
 
 def _gives(call: Call, result: Tensor) -> bool:

@@ -218,7 +218,7 @@ class History:
     def note_results(self, call: Call, result: Any) -> None:
         """Keep a call that computes, if its result is one tensor, or vectors that equal values leave open."""
         known = call.plan.numerics  # `plan` would keep the tensors that the functions below hold
-        calls = [(call, result)] if type(result) is Tensor and known.makes == "numbers" else []
+        calls = [(call, result)] if type(result) is Tensor and known.makes in ("numbers", "no graph") else []
         if known.is_open and not calls:
             calls = [
                 (call._replace(func=lambda *args, at=at, **more: call.func(*args, **more)[at]), tensor)

@@ -207,6 +207,9 @@ _WRITES_BUFFERS = {F.batch_norm: 1, F.instance_norm: 1, torch.batch_norm: 3, tor
 """Functions that write to two of their arguments, beginning with this one, if the argument at position 5 is true."""
 
 
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+
+
 class Plan(NamedTuple):
     """What is known of a function before it is called.
 
@@ -226,12 +229,13 @@ class Plan(NamedTuple):
 @functools.lru_cache(4096)
 def plan_of(function: Any) -> Plan:
     """What the function's name says about it."""
-    name = getattr(function, "__name__", type(function).__name__)
+    name = "detach" if function == _DATA else getattr(function, "__name__", type(function).__name__)
     known = numerics_of(name)
     changes = name == "__setitem__" or name.startswith("__i") and name.endswith("__") and known.name != name
     in_place = changes or (name.endswith("_") and not name.endswith("__"))
     public = known.name.rstrip("_") if in_place else known.name.removesuffix("_")
-    return Plan(public, known.makes != "nothing" and not is_collective(function), in_place, numerics_of(public))
+    is_checked = known.makes not in ("nothing", "no graph") and not is_collective(function)
+    return Plan(public, is_checked, in_place, numerics_of(public))
 
 
 def overwritten_by(plan: Plan, args: Any) -> list[Tensor]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,12 @@ from torch import Tensor
 from ...ignoring.inside import tree_map, tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
-from ..births.chain import in_dtype
+from ..births.chain import in_dtype, view_like
 from ..program.rerun import on_copies, without_side_effects
 from ..program.tensors import node_of
 from .conversion import Calls
 from .exact import Outcome, weights
+from .limits import Slopes, beside, limits_of_slopes
 
 MOST_NUMBERS = 20_000_000
 """The size of the operands of all calls from which on they do not run again."""
@@ -48,6 +49,25 @@ class Program:
         return found is not None and found.is_alike and not found.outcome.is_finite
 
 
+    @cached_property
+    def limits(self) -> Mapping[Any, tuple[Tensor, Tensor]]:
+        """Where the loss or its gradients are not finite, and what they tend to there, if that is known."""
+        plain = once_more(self, dtype=torch.float64) if self.fails_again else None
+        return {} if plain is None else limits_of_slopes(plain.slopes, self._beside(plain.kept))
+
+    def _beside(self, tensors: Sequence[Tensor]) -> Iterator[Slopes]:
+        """The loss and its gradients, for numbers beside those that came in."""
+        for there in beside(tensors):
+
+            def take(tensor: Tensor, there: Mapping[int, Tensor] = there) -> Tensor:
+                return there.get(id(tensor), tensor)
+
+            found = once_more(self, take, dtype=torch.float64)
+            if found is None:
+                return
+            yield found.slopes
+
+
 class Again(NamedTuple):
     """What the calls gave.
 
@@ -60,6 +80,11 @@ class Again(NamedTuple):
     outcome: Outcome
     kept: list[Tensor]
     is_alike: bool
+
+    @property
+    def slopes(self) -> Slopes:
+        """The gradients, and the loss."""
+        return {"the loss": self.outcome.value, **{key: each for key, each in self.outcome.gradients.items()}}
 
     @property
     def told(self) -> str:
@@ -168,7 +193,7 @@ class _Run:
             if not is_leaf:
                 return made
         if base is not None and not is_leaf and (tensor.requires_grad or id(base) in self._made):
-            value = self._value(base).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+            value = view_like(self._value(base), tensor)
             return value if tensor.requires_grad else value.detach()
         if id(tensor) not in self._came:
             taken = self._take(tensor) if made is None else made

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...ignoring.inside import tree_map_only
 from ..births.call import Call
-from ..births.chain import Chain
+from ..births.chain import Chain, view_like
 from ..program.code import Place
 from ..program.rerun import on_copies, rerun
 from ..program.tensors import NeedsOthersError
@@ -124,7 +124,7 @@ def _now(tensor: Tensor, wide: dict[int, Tensor]) -> Tensor:
     base = tensor._base
     if id(tensor) in wide or base is None or id(base) not in wide:
         return wide.get(id(tensor), tensor)
-    return wide[id(base)].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    return view_like(wide[id(base)], tensor)
 
 
 def is_smaller(tensor: Tensor, dtype: torch.dtype) -> bool:

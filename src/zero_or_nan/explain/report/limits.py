@@ -60,15 +60,15 @@ def coming_in(chain: Chain) -> list[Tensor]:
 
 def _limits_beside(chain: Chain, bad: Tensor, moved: Iterable[Tensor]) -> Tensor:
     """What a result tends to if these tensors are moved a little; NaN if that depends on how they are moved."""
-    return _common(torch.stack([chain.run(torch.float64, there).result.detach()[bad] for there in _beside(moved)]))
+    return _common(torch.stack([chain.run(torch.float64, there).result.detach()[bad] for there in beside(moved)]))
 
 
-def _beside(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
+def beside(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
     """By identity, the tensors with numbers that are moved a little: to all sides, only up, or only down."""
     given = {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}
-    for seed, side in enumerate((Tensor.clone, Tensor.clone, Tensor.abs, Tensor.abs, _down, _down)):
-        generator = torch.Generator().manual_seed(seed)
-        for step in (1e-3, 1e-5):
+    generator = torch.Generator().manual_seed(0)
+    for step in (1e-3, 1e-5):
+        for side in (Tensor.clone, Tensor.clone, Tensor.abs, Tensor.abs, _down, _down):
             yield {key: tensor + step * side(_drawn(torch.randn, tensor, generator)) for key, tensor in given.items()}
 
 
@@ -86,16 +86,54 @@ def _common(found: Tensor) -> Tensor:
     return torch.where((count > 2) & (spread < 1e-2 * (1 + largest)), mean, torch.nan)
 
 
-def have_limits(chain: Chain, changed: Chain) -> bool:
-    """Whether the slopes of a changed chain are the limits of its own ones, where these have no number but a limit."""
-    plain, now = outcome(chain.run(torch.float64)), outcome(changed.run(torch.float64))
-    moved = [outcome(chain.run(torch.float64, there)) for there in _beside(coming_in(chain))]
-    for key, slope in plain.gradients.items():
-        limits = _common(torch.stack([each.gradients[key] for each in moved]))
-        chosen = now.gradients.get(key, torch.zeros_like(slope))
-        if bool((not_finite(slope) & ((limits - chosen).abs() > 5e-2 * (1 + chosen.abs()))).any()):
+def _differ(found: Tensor) -> bool:
+    """Whether the rows differ in each element by so much that they have no limit in common, whatever rows are added.
+
+    Where six rows, which are moved to all sides, have no number, the others have none either.
+    """
+    known = torch.isfinite(found)
+    if len(found) == 6 and not bool(known.any()):
+        return True
+    largest = torch.where(known, found.abs(), 0).amax(0)
+    spread = torch.where(known, found, -torch.inf).amax(0) - torch.where(known, found, torch.inf).amin(0)
+    return bool((spread > 4e-2 * (1 + largest)).all())
+
+
+Slopes = Mapping[Any, Tensor]
+"""Numbers by what they are the slopes by, or the value of."""
+
+
+def limits_of_slopes(plain: Slopes, moved: Iterable[Slopes]) -> dict[Any, tuple[Tensor, Tensor]]:
+    """Where slopes are not finite, and what they tend to there: NaN without a limit. Empty if none has a limit.
+
+    Args:
+        plain: the slopes.
+        moved: those beside, for the numbers that `beside` gives, one after the other.
+    """
+    missing = {key: bad for key, slope in plain.items() if bool((bad := not_finite(slope)).any())}
+    found: dict[Any, list[Tensor]] = {key: [] for key in missing}
+    for slopes in moved if missing else ():
+        for key, bad in missing.items():
+            found[key].append(slopes[key][bad])
+        if all(_differ(torch.stack(rows)) for rows in found.values()):
+            return {}  # most need two runs
+    return {key: (bad, _common(torch.stack(found[key]))) for key, bad in missing.items()}
+
+
+def are_limits(chosen: Slopes, limits: Mapping[Any, tuple[Tensor, Tensor]]) -> bool:
+    """Whether slopes that were chosen are the limits, where there are some. A slope that is not known is 0."""
+    for key, (bad, limit) in limits.items():
+        here = chosen[key][bad] if key in chosen else torch.zeros_like(limit)
+        if bool(((limit - here).abs() > 5e-2 * (1 + here.abs())).any()):
             return False
     return True
+
+
+def have_limits(chain: Chain, changed: Chain) -> bool:
+    """Whether the slopes of a changed chain are the limits of its own ones, where these have no number but a limit."""
+    moved = (outcome(chain.run(torch.float64, there)).gradients for there in beside(coming_in(chain)))
+    limits = limits_of_slopes(outcome(chain.run(torch.float64)).gradients, moved)
+    return not limits or are_limits(outcome(changed.run(torch.float64)).gradients, limits)
 
 
 def is_steady(chain: Chain) -> bool:

@@ -28,11 +28,11 @@ from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.rerun import extra, without_side_effects
 from ..program.tensors import address, are_finite
-from .again import Program
+from .again import Again, Program, once_more, position_of
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import filled, guarded, kept_away, rewritten
 from .left_out import masked_before, with_large_numbers, without_them
-from .limits import have_limits, is_limit, ordinary
+from .limits import are_limits, have_limits, is_limit, ordinary
 from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
 from .vectors import with_other_values
@@ -148,7 +148,7 @@ def advice_on(
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
     near = chains[-1 - AFTER :]
-    found = [each for chain in near for each in tried(chain, chains, lost, is_derivative, asked)]
+    found = [each for chain in near for each in tried(chain, chains, lost, program, is_derivative, asked)]
     found.sort(key=lambda each: (bool(each.choice), each.replaces is None, each.is_far))
     best = next((each for each in found if not each.is_bound), None)
 
@@ -224,7 +224,12 @@ def _told(found: Tried) -> str:
 
 
 def tried(
-    chain: Chain, chains: Sequence[Chain], lost: Lost | None, is_derivative: bool, asked: Collection[int | None]
+    chain: Chain,
+    chains: Sequence[Chain],
+    lost: Lost | None,
+    program: Program,
+    is_derivative: bool,
+    asked: Collection[int | None],
 ) -> Iterator[Tried]:
     """The rewrites of the last call of a chain that give the right numbers, and that replace the failed call.
 
@@ -236,13 +241,19 @@ def tried(
             inner = [made for made, call in chain.made.values() if any(map(call.is_same, match.replaced[1:]))]
             is_cut |= any(address(made) in asked for made in inner)
             if not is_cut and any(call.is_again(chains[-1].call) for call in match.replaced):
-                found = _try(each, match, chain, chains, lost, is_derivative)
+                found = _try(each, match, chain, chains, lost, program, is_derivative)
                 if found is not None:
                     yield found
 
 
 def _try(
-    rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], lost: Lost | None, is_derivative: bool
+    rewrite: Rewrite,
+    match: Match,
+    chain: Chain,
+    chains: Sequence[Chain],
+    lost: Lost | None,
+    program: Program,
+    is_derivative: bool,
 ) -> Tried | None:
     """What a rewrite gives, if it is right: in the program's dtype, in float64, and on ordinary numbers."""
     names = match.names
@@ -280,16 +291,15 @@ def _try(
             near = chains[-1 - AFTER :]
             if not is_harmless and not all(_keeps(later, chain.call, kept) for later in near):
                 return None
-            if not is_limit(chain, kept) or not all(_has_limits(later, rewrite, chain.call) for later in near):
+            if not is_limit(chain, kept) or not _has_limits(near, rewrite, chain.call, program):
                 return None
         for seed in range(_ORDINARY):
             numbers = ordinary(given, seed)
             if seed % 2:  # sqrt(1 - exp(x)) exists for negative x alone
                 floats = [key for key, each in numbers.items() if each.is_floating_point()]
                 numbers |= {key: numbers[key].copysign(given[key]) for key in floats}
-            program = outcome(chain.run(torch.float64, numbers), numbers).defined()
-            once_more = _by_rewrite(rewrite, names, chain, numbers, torch.float64)
-            if not _is_near(outcome(once_more), program):
+            usual = outcome(chain.run(torch.float64, numbers), numbers).defined()
+            if not _is_near(outcome(_by_rewrite(rewrite, names, chain, numbers, torch.float64)), usual):
                 return None
     except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
         return None
@@ -319,10 +329,29 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
     return bool(torch.allclose(now[known].to(exact.dtype), exact[known], rtol=close, atol=atol))
 
 
-def _has_limits(later: Chain, rewrite: Rewrite, call: Call) -> bool:
-    """Whether the slopes that a rewrite of a call chooses are the limits, where these exist: the square of a norm."""
-    changed = _with_rewrite(later, rewrite, call)
-    return changed is None or have_limits(later, changed)
+def _has_limits(near: Sequence[Chain], rewrite: Rewrite, call: Call, program: Program) -> bool:
+    """Whether the slopes that a rewrite of a call chooses are the limits, where these exist: the square of a norm.
+
+    The loss decides, if it can be computed again, or else the calls that follow.
+    """
+    now = _loss_with_rewrite(program, rewrite, call) if program.fails_again else None
+    if now is not None:
+        return are_limits(now.slopes, program.limits)
+    pairs = ((later, _with_rewrite(later, rewrite, call)) for later in near)
+    return all(changed is None or have_limits(later, changed) for later, changed in pairs)
+
+
+def _loss_with_rewrite(program: Program, rewrite: Rewrite, call: Call) -> Again | None:
+    """The loss and its gradients in float64, with a rewrite in place of a call; None if they are not known."""
+    at = position_of(call, program.calls)
+    if at is None:
+        return None
+    again = program.calls[at][1]
+    made = {key: (tensor, each) for key, each in program.calls for tensor in each.tensors()[:1]}
+    match = next(matches(rewrite.pattern, again, Chain(again, made), Match({}, ())), None)
+    if match is None:
+        return None
+    return once_more(program, dtype=torch.float64, changed={at: rewritten(again, rewrite, match)})
 
 
 def _gives_the_exact_end(rewrite: Rewrite, call: Call, chains: Sequence[Chain]) -> bool:

@@ -155,9 +155,9 @@ def _value_of(line: Line, chains: Sequence[Chain], end: int, before: Outcome, ex
 
 
 def _first_lines(chain: Chain) -> list[Call]:
-    """The first call of each function in the file of the last one, whose own function comes first."""
+    """The first call that computes, of each function in the file of the last one, whose own function comes first."""
     found: dict[CodeType, Call] = {}
-    for call in chain.calls():
+    for call in (each for each in chain.calls() if not each.plan.numerics.moves):
         known = found.get(call.place.code)
         if call.place.filename == chain.call.place.filename and (known is None or call.place.line <= known.place.line):
             found[call.place.code] = call

@@ -161,7 +161,12 @@ class Forward(OnStack):
                     args, kwargs = self.sandbox.prepared(func, args, kwargs)
                 except Exception as error:
                     self.mistakes.note("a hook", error)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if plan.numerics.makes == "no graph" and not (self.scope.is_over or is_hidden):
+                with self.mistakes.noted(plan.name), unseen():
+                    if not (self.findings.births.in_backward and torch.is_grad_enabled()):
+                        self.findings.history.note_results(Call(func, plan.name, self.places.here(), args, kwargs), result)
+            return result
         before = None
         if plan.in_place:
             try:

@@ -59,9 +59,10 @@ function(
 
 # No numbers are computed: the result shares memory with an argument, or is no tensor of floats.
 
+numerics("detach", moves=True, makes="no graph")
 numerics(
     """
-    detach detach_ view transpose t permute unsqueeze squeeze expand select split unbind
+    detach_ view transpose t permute unsqueeze squeeze expand select split unbind
     """,
     moves=True,
     makes="nothing",
