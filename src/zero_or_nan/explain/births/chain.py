@@ -204,7 +204,7 @@ def _view(tensor: Tensor, base: Tensor) -> Call:
 
 def view_like(base: Tensor, tensor: Tensor) -> Tensor:
     """The view of a tensor that another tensor is of its own base."""
-    return _strided(base, tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.is_complex())
+    return _strided(base, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.is_complex())
 
 
 def _strided(base: Tensor, size: Sequence[int], stride: Sequence[int], offset: int, is_complex: bool) -> Tensor:

@@ -19,27 +19,33 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class OnlyCall(NamedTuple):
-    """The only call of a function in its file, in one line.
+    """The only call of a function in its file.
 
     Attributes:
         node: the call.
-        line: the number of its line.
+        names: the variables among which its results are distributed, as in `a, b = f(x)`; empty for none.
         filename: the file.
         arguments: by the function's parameter, the argument.
         function: the function that is called.
         functions: this one and all those of the file that it calls.
+        around: the lines of the function around the call, without those of functions in it.
     """
 
     node: ast.Call
-    line: int
+    names: list[str]
     filename: str
     arguments: Mapping[str, ast.expr]
     function: _Function
     functions: list[_Function]
+    around: set[int]
 
     def has(self, place: Place) -> bool:
         """Whether the code of a place runs during the call."""
         return place.filename == self.filename and any(_spans(each, place.line) for each in self.functions)
+
+    def is_beside(self, place: Place) -> bool:
+        """Whether the variables at a place are those of the call."""
+        return place.filename == self.filename and place.line in self.around
 
     def parameters_of(self, name: str, place: Place) -> set[str]:
         """The parameters that a variable at a place may have got its value from, if it was not computed in the call."""
@@ -60,21 +66,33 @@ class OnlyCall(NamedTuple):
                         found |= self._origins(caller, given.id, [*known, function])
         return found
 
-    def with_arguments(self, method: str, parameters: set[str], back: str = "") -> str:
-        """The line of the call with a method behind the arguments for these parameters, and one behind the call.
+    @property
+    def until(self) -> int | None:
+        """The number of its last line; None if it has only one."""
+        return self.node.end_lineno if self.node.end_lineno != self.node.lineno else None
 
-        It is empty if the call gives several results, and a method has to stand behind it.
+    def with_arguments(self, method: str, parameters: set[str], back: str = "") -> str:
+        """The lines of the call with a method behind the arguments for these parameters, and one behind the call.
+
+        They are empty if an argument has several lines, or if the call gives several results, and a method has to be
+        behind it.
         """
-        line = linecache.getline(self.filename, self.line)
-        if back and (_gives_several(self.function) or re.match(r"[\w\s.]*,[\w\s.,]*=", line)):
+        begin, end = self.node.lineno, self.node.end_lineno or 0
+        lines = [linecache.getline(self.filename, at).encode() for at in range(begin, end + 1)]
+        if back and (_gives_several(self.function) or re.match(rb"[\w\s.]*,[\w\s.,]*=", lines[0])):
             return ""
-        code = line.encode()
-        if back:
-            code = code[: self.node.end_col_offset] + f".{back}()".encode() + code[self.node.end_col_offset :]
-        for node in sorted((self.arguments[each] for each in parameters), key=lambda node: -node.col_offset):
-            text = closed(code[node.col_offset : node.end_col_offset].decode())
-            code = code[: node.col_offset] + f"{text}.{method}()".encode() + code[node.end_col_offset :]
-        return code.decode().strip()
+        edits = [(end, self.node.end_col_offset or 0, self.node.end_col_offset or 0, f".{back}()")] if back else []
+        for node in (self.arguments[each] for each in parameters):
+            if node.lineno != node.end_lineno:
+                return ""
+            text = closed(lines[node.lineno - begin][node.col_offset : node.end_col_offset].decode())
+            edits.append((node.lineno, node.col_offset, node.end_col_offset or 0, f"{text}.{method}()"))
+        for at, start, stop, text in sorted(edits, reverse=True):
+            line = lines[at - begin]
+            lines[at - begin] = line[:start] + text.encode() + line[stop:]
+        first, *others = (line.decode().rstrip() for line in lines)
+        indent = first[: len(first) - len(first.lstrip())]
+        return "\n".join([first.lstrip(), *(line.removeprefix(indent) for line in others)])
 
 
 def only_calls_around(place: Place) -> Iterator[OnlyCall]:
@@ -85,6 +103,7 @@ def only_calls_around(place: Place) -> Iterator[OnlyCall]:
     names = [node.name for node in nodes if isinstance(node, (_Function, ast.ClassDef))]
     used = [name for node in nodes if (name := _name(node)) in functions]
     calls = {name: node for node in nodes if isinstance(node, ast.Call) and (name := _name(node.func)) in functions}
+    targets = {node.value: node.targets for node in nodes if isinstance(node, ast.Assign)}
     single = {name for name in calls if names.count(name) == used.count(name) == 1}
     found = []
     for name in single:
@@ -94,8 +113,10 @@ def only_calls_around(place: Place) -> Iterator[OnlyCall]:
         is_closed = all(any(_spans(each, line) for each in inside) for line in lines)
         node, function = calls[name], functions[name]
         is_inside = any(_spans(each, node.lineno) for each in inside)
-        call = OnlyCall(node, node.lineno, place.filename, _bound(node, function), function, inside)
-        if is_closed and call.has(place) and not is_inside and node.lineno == node.end_lineno:
+        names = _names_in(targets.get(node, []))
+        around = _lines_beside(node.lineno, [each for each in nodes if isinstance(each, _Function)], tree)
+        call = OnlyCall(node, names, place.filename, _bound(node, function), function, inside, around)
+        if is_closed and call.has(place) and not is_inside:
             found.append(call)
     yield from sorted(found, key=lambda call: len(call.functions))
 
@@ -103,6 +124,21 @@ def only_calls_around(place: Place) -> Iterator[OnlyCall]:
 def _name(node: ast.AST) -> str:
     """The name that an expression uses."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _lines_beside(line: int, functions: list[_Function], tree: Any) -> set[int]:
+    """The lines whose innermost function is that of a line."""
+    innermost = dict[int, _Function | None]()
+    for each in sorted(functions, key=lambda each: each.lineno):  # an inner one begins after the one around it
+        innermost |= dict.fromkeys(range(each.lineno, (each.end_lineno or 0) + 1), each)
+    last = max((each.end_lineno or 0 for each in tree.body), default=0)
+    return {at for at in range(1, last + 1) if innermost.get(at) is innermost.get(line)}
+
+
+def _names_in(targets: list[ast.expr]) -> list[str]:
+    """The names of the only target of an assignment, if it is a tuple of names."""
+    parts = targets[0].elts if len(targets) == 1 and isinstance(targets[0], ast.Tuple) else []
+    return [each.id for each in parts if isinstance(each, ast.Name)]
 
 
 def _gives_several(function: _Function) -> bool:

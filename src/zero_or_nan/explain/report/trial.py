@@ -332,10 +332,10 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
 def _has_limits(near: Sequence[Chain], rewrite: Rewrite, call: Call, program: Program) -> bool:
     """Whether the slopes that a rewrite of a call chooses are the limits, where these exist: the square of a norm.
 
-    The loss decides, if it can be computed again, or else the calls that follow.
+    The loss decides, if it can be computed again, and nothing else fails. Otherwise the calls that follow do.
     """
     now = _loss_with_rewrite(program, rewrite, call) if program.fails_again else None
-    if now is not None:
+    if now is not None and now.outcome.is_finite:
         return are_limits(now.slopes, program.limits)
     pairs = ((later, _with_rewrite(later, rewrite, call)) for later in near)
     return all(changed is None or have_limits(later, changed) for later, changed in pairs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,8 +29,8 @@ _NOISE = 1e-12
 """How far, relative to it, each number on the way is moved to see whether float64 has enough digits."""
 
 
-def with_wider_arguments(failed: Call, program: Program) -> tuple[str, int, None] | None:
-    """The line that calls a function with wider arguments, and its number; None if no such line is known to be right.
+def with_wider_arguments(failed: Call, program: Program) -> tuple[str, int, int | None] | None:
+    """The lines that call a function with wider arguments, and where; None if no such lines are known to be right.
 
     Args:
         failed: the call that gave a number that is not finite.
@@ -47,7 +47,7 @@ def with_wider_arguments(failed: Call, program: Program) -> tuple[str, int, None
         if found is not None and agree(found, exact, 1e-4 if way.dtype is torch.float64 else 2e-2):
             dtype = str(way.dtype).removeprefix("torch.")
             tried = f"# tried on your numbers, with {dtype} in this call: {found.told}"
-            return f"{tried}\n{way.line}", way.call.line, None
+            return f"{tried}\n{way.line}", way.call.node.lineno, way.call.until
     return None
 
 
@@ -84,8 +84,7 @@ class _Way(NamedTuple):
         changed: by position, the calls in which the source has `x.dtype`, with the wider dtype.
         inside: the positions of the calls during this one.
         tensors: by identity, the arguments, and what they are views of.
-        made: by identity, what the calls inside give.
-        goes_back: whether the result gets the dtype back that it had.
+        back: the identities of results that get the dtype back that they had.
     """
 
     call: OnlyCall
@@ -94,15 +93,14 @@ class _Way(NamedTuple):
     changed: dict[int, Call]
     inside: set[int]
     tensors: set[int]
-    made: set[int]
-    goes_back: bool
+    back: set[int]
 
     def converted(self, at: int, tensor: Tensor) -> torch.dtype | None:
         """The dtype to which a call converts an operand; None for none."""
         if at in self.inside:
             is_argument = id(tensor) in self.tensors or id(tensor._base) in self.tensors
             return self.dtype if is_argument and is_smaller(tensor, self.dtype) else None
-        return tensor.dtype if self.goes_back and id(tensor) in self.made else None
+        return tensor.dtype if {id(tensor), id(tensor._base)} & self.back else None
 
 
 def _ways(call: OnlyCall, calls: Calls) -> Iterator[_Way]:
@@ -124,14 +122,36 @@ def _ways(call: OnlyCall, calls: Calls) -> Iterator[_Way]:
     if line:
         tensors = {id(it) for name in names for each in found[name] for it in (each, each._base) if it is not None}
         changed = {at: each for at in inside if (each := _with_dtype(calls[at][1], dtype)) is not None}
-        way = _Way(call, line, dtype, changed, inside, tensors, made, False)
+        way = _Way(call, line, dtype, changed, inside, tensors, set())
         yield way
-        outside = (each for at, (_, each) in enumerate(calls) if at not in inside)
-        back = {tensor.dtype for each in outside for tensor in each.tensors() if id(tensor) in made}
-        method = METHODS.get(back.pop()) if len(back) == 1 else None
-        line = call.with_arguments(METHODS[dtype], names, method) if method is not None else ""
+        outside = [each for at, (_, each) in enumerate(calls) if at not in inside]
+        if call.names:
+            beside = [each for each in outside if call.is_beside(each.place)]
+            text, back = _names_back(call.names, beside, made)
+            yield way._replace(line=f"{line}\n{text}", back=back)
+        methods = {METHODS.get(it.dtype, "") for each in outside for it in each.tensors() if id(it) in made}
+        line = call.with_arguments(METHODS[dtype], names, methods.pop()) if len(methods) == 1 else ""
         if line:
-            yield way._replace(line=line, goes_back=True)
+            yield way._replace(line=line, back=made)
+
+
+def _names_back(names: Sequence[str], calls: Sequence[Call], made: set[int]) -> tuple[str, set[int]]:
+    """A line that gives some variables the dtype back that they had, and the identities of what it converts.
+
+    Args:
+        names: the variables.
+        calls: those that come after the line.
+        made: the identities of what the variables may be.
+    """
+    found: dict[str, Tensor] = {}
+    for thing, text in (pair for call in calls for pair in texts_of(call)):
+        name = re.split(r"\W", text, maxsplit=1)[0]
+        is_view = isinstance(thing, Tensor) and VIEW.fullmatch(text) and {id(thing), id(thing._base)} & made
+        if is_view and name in names and thing.dtype in METHODS:
+            found.setdefault(name, thing)
+    converted = [f"{name}.{METHODS[found[name].dtype]}()" for name in names if name in found]
+    line = f"{', '.join(name for name in names if name in found)} = {', '.join(converted)}"
+    return line, {id(it) for each in found.values() for it in (each, each._base) if id(it) in made}
 
 
 def _with_dtype(call: Call, dtype: torch.dtype) -> Call | None:
