@@ -260,7 +260,9 @@ class NodeBirths:
             own = inside.births if inside is not None else self.inside  # PyTorch has summed up what was broadcast
             if not text and own and not is_pytorchs(node):  # the code of the derivative is the user's own
                 first = own[0]
-                call, step = call._replace(place=first.place), history.of_birth(first)
+                step = history.of_birth(first)
+                if not getattr(node, "_forward_cls", type(node)).__module__.startswith("torch."):
+                    call = call._replace(place=first.place)
                 text, too_large = first.operands, first.too_large
             birth = describe("made", call, result, entries, text, "backward", too_large=too_large)
             history.note_birth_in(birth, step)
