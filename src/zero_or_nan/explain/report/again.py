@@ -48,7 +48,6 @@ class Program:
         found = once_more(self)
         return found is not None and found.is_alike and not found.outcome.is_finite
 
-
     @cached_property
     def limits(self) -> Mapping[Any, tuple[Tensor, Tensor]]:
         """Where the loss or its gradients are not finite, and what they tend to there, if that is known."""

@@ -165,7 +165,9 @@ class Forward(OnStack):
             if plan.numerics.makes == "no graph" and not (self.scope.is_over or is_hidden):
                 with self.mistakes.noted(plan.name), unseen():
                     if not (self.findings.births.in_backward and torch.is_grad_enabled()):
-                        self.findings.history.note_results(Call(func, plan.name, self.places.here(), args, kwargs), result)
+                        self.findings.history.note_results(
+                            Call(func, plan.name, self.places.here(), args, kwargs), result
+                        )
             return result
         before = None
         if plan.in_place:
