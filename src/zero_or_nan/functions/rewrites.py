@@ -18,11 +18,13 @@ class Rewrite(NamedTuple):
             tensors and numbers.
         code: what replaces it: an expression of the same names, `torch` and `F`.
         choice: what it chooses where there is no number, as a sentence. Empty if it computes the same everywhere.
+        of_rounding: whether it is for operands that only rounding has made wrong.
     """
 
     pattern: ast.expr
     code: str
     choice: str
+    of_rounding: bool = False
 
 
 REWRITES: dict[str, list[Rewrite]] = {}
@@ -43,13 +45,13 @@ OPERATORS: dict[type, str] = {
 """The names of the functions that operators call."""
 
 
-def rewrite(pattern: str, code: str, choice: str = "") -> None:
+def rewrite(pattern: str, code: str, choice: str = "", of_rounding: bool = False) -> None:
     """Note a rewrite of the outermost function of a pattern.
 
     >>> rewrite("log(softmax(x, dim))", "F.log_softmax(x, dim)")
     """
     parsed = ast.parse(pattern, mode="eval").body
-    REWRITES.setdefault(function_in(parsed), []).append(Rewrite(parsed, code, choice))
+    REWRITES.setdefault(function_in(parsed), []).append(Rewrite(parsed, code, choice, of_rounding))
 
 
 def advice(kind: str, name: str, code: str, section: str) -> None:

@@ -53,6 +53,7 @@ def at(origin, loss_of, operands=""):
 # The loss uses a value or a slope that does not exist.
 at("undefined backward pow", lambda: leaf(0.2, 0.0, 0.4) ** 0.45)
 at("undefined forward pow", lambda: leaf(-8.0, 27.0) ** (1 / 3))
+at("undefined backward sqrt", lambda: ((y := leaf(0.3, 0.7).sin().exp()) - y.data).square().sum(0).sqrt())
 at("undefined backward hypot", lambda: torch.hypot(*leaf([3.0, 0.0], [4.0, 0.0])))
 at("undefined backward asin", lambda: leaf([0.1, -0.3], [0.5, 1.0]).asin())
 at("undefined forward mean", lambda: (x := leaf(0.1, 0.4))[x > 0.5].mean())
@@ -247,6 +248,22 @@ def two_heads_two_mistakes():
     gap = (where := locate(h)) - where.detach()
     distance = gap.square().sum(1).sqrt().mean()  # born 2
     (surprise + distance).backward()
+
+
+@program("undefined backward OfTorch")
+def function_of_pytorch():
+    class OfTorch(torch.autograd.Function):
+        __module__ = "torch.distributions.own"
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad / (grad - grad)
+
+    OfTorch.apply(leaf(1.0)).sum().backward()  # born
 
 
 @program("bad input forward mul")

@@ -231,6 +231,10 @@ WRITTEN = {
         "\nloss = (x * (a - a.detach().amax(0, keepdim=True)).exp()).sum(0).log()",
         "torch.tensor([1.0, 0.0, -1.0]).double().exp() / 0.6839397",
     ),
+    "below 0 by rounding, without a gradient": (
+        [0.3, 0.7], "a, b = torch.tensor(0.6), torch.tensor(5.1)\nv = torch.stack([a + b]) - b - a\n"
+        "s = v.sqrt()\nloss = (x * (s + 1)).sum()", "\ns = v.clamp_min(0).sqrt()", "x * 0 + 1",
+    ),
     "the mask of a later line": (
         [[1.0, 2.0]], "keep = torch.tensor([[0.0, 1.0]])\ny = x.masked_fill(keep == 0, -torch.inf)\n"
         "d = y - y.detach()\nloss = (d.exp() * keep).sum()",

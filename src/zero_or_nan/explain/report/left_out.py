@@ -63,11 +63,12 @@ def without_them(failed: Call, program: Program, known: str | None) -> tuple[str
     return None
 
 
-def masked_before(chains: Sequence[Chain]) -> tuple[str, int] | None:
+def masked_before(chains: Sequence[Chain], program: Program) -> tuple[str, int] | None:
     """The line of the failed call with the mask of a later line in it, and its number; None if there is no such mask.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
+        program: all calls that are known.
     """
     failed = chains[-1].call
     bad = not_finite(outcome(chains[-1].run()).value)
@@ -83,8 +84,9 @@ def masked_before(chains: Sequence[Chain]) -> tuple[str, int] | None:
                 continue
             if is_rebound(text, failed.place, later.call.place):
                 continue
-            with_mask = _with_mask(mask, failed)
-            if all(outcome(each.with_calls(with_mask).run()).is_finite for each in chains):
+            with_mask = _with_mask(mask, failed, 0.0)
+            is_finite = all(outcome(each.with_calls(with_mask).run()).is_finite for each in chains)
+            if is_finite and _is_left_out(mask, failed, program):
                 told = f"# {text} is 0 here, and line {later.call.place.line} multiplies by it, but 0 times NaN is NaN."
                 safe = f"torch.where({text} == 0, 0, {ast.unparse(expression.node)})"
                 tried = "# Tried on your numbers, what follows is finite, with finite gradients:"
@@ -99,16 +101,26 @@ def _leaves_out(mask: Any, bad: Tensor) -> bool:
     return bool((mask[bad] == 0).all()) and bool((mask != 0).any())
 
 
-def _with_mask(mask: Tensor, at: Call) -> Callable[[Call], Call]:
-    """Makes the result of one call 0 where a mask is."""
+def _with_mask(mask: Tensor, at: Call, value: float) -> Callable[[Call], Call]:
+    """Makes the result of one call a number where a mask is 0."""
 
     def changed(call: Call) -> Call:
         def run(*args: Any, **named: Any) -> Any:
-            return torch.where(mask == 0, 0, call.func(*args, **named))
+            return torch.where(mask == 0, value, call.func(*args, **named))
 
         return call._replace(func=run) if call.is_again(at) else call
 
     return changed
+
+
+def _is_left_out(mask: Tensor, failed: Call, program: Program) -> bool:
+    """Whether the loss does not depend on a result where a mask is 0, as far as that is known: no other line uses it."""
+    at = position_of(failed, program.calls)
+    if at is None or not program.fails_again:
+        return True
+    call = program.calls[at][1]
+    one, other = (once_more(program, changed={at: _with_mask(mask, call, value)(call)}) for value in (0.0, 3.0))
+    return one is None or not one.outcome.is_finite or agree(other, one, _SAME)
 
 
 def with_large_numbers(failed: Call, program: Program) -> tuple[str, int] | None:

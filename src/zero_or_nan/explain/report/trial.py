@@ -155,7 +155,7 @@ def advice_on(
     if best is None or best.choice or best.replaces is None:
         is_known = best is not None and best.replaces is not None or lost is not None and lost.is_beyond
         wide = None if is_known else widened(chains, _AFTER_WIDER, module, program.calls, lost)
-        wide = wide or with_a_wider_conversion(failed.call, program) or with_wider_arguments(failed.call, program)
+        wide = wide or with_a_wider_conversion(failed.call, program) or with_wider_arguments(failed, program)
         if wide is not None:
             text, replaces, until = wide
             known = [] if best is None else [best]
@@ -163,7 +163,7 @@ def advice_on(
             situation = "" if constant_lost(lost, failed) is None else EPSILON
             return Advice(text, replaces, until, exact, situation=situation, tried=tuple(known))
     if lost is None and (best is None or best.choice):
-        at_gap = kept_away(failed) or filled(failed) or masked_before(chains)
+        at_gap = kept_away(failed) or filled(failed) or masked_before(chains, program)
         at_gap = at_gap or with_large_numbers(failed.call, program)
         at_gap = at_gap or without_them(failed.call, program, None if best is None else best.line)
         if at_gap is not None:
@@ -263,7 +263,9 @@ def _try(
         before = outcome(plain, given)
         exact, _, in_float64 = exactly(chain, before, given)
         exact, beyond = exact.defined() if rewrite.choice else exact, ""
-        if not rewrite.choice and are_finite([*given.values()]):
+        if rewrite.of_rounding:  # the operands are wrong, so those before them decide
+            exact = Outcome(exactly(chain, outcome(chain.run())).found.value, exact.gradients)
+        elif not rewrite.choice and are_finite([*given.values()]):
             wide = _by_rewrite(rewrite, names, chain, given, torch.float64)
             exact = exact.filled(outcome(wide))
             beyond, _ = cured(in_float64, exact, wide)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...ignoring.inside import tree_map
 from ..births.call import Call
+from ..births.chain import Chain
 from ..program.functions import OnlyCall, only_calls_around
 from ..program.source import expression_at
 from .again import Program, agree, once_more, position_of
@@ -29,14 +30,16 @@ _NOISE = 1e-12
 """How far, relative to it, each number on the way is moved to see whether float64 has enough digits."""
 
 
-def with_wider_arguments(failed: Call, program: Program) -> tuple[str, int, int | None] | None:
+def with_wider_arguments(failed: Chain, program: Program) -> tuple[str, int, int | None] | None:
     """The lines that call a function with wider arguments, and where; None if no such lines are known to be right.
 
     Args:
-        failed: the call that gave a number that is not finite.
+        failed: the calls that led to a number that is not finite. The number may have been lost in any of them.
         program: all calls that are known.
     """
-    ways = [way for call in only_calls_around(failed.place) for way in _ways(call, program.calls)]
+    functions = {call.place.code: call.place for call in reversed(failed.calls())}
+    outer = {call.node: call for place in reversed(functions.values()) for call in only_calls_around(place)}
+    ways = [way for call in outer.values() for way in _ways(call, program.calls)]
     if not ways or not program.fails_again:
         return None
     exact, moved = (once_more(program, dtype=torch.float64, noise=noise) for noise in (0.0, _NOISE))
