@@ -27,7 +27,7 @@ from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.rerun import extra, without_side_effects
-from ..program.tensors import address, are_finite
+from ..program.tensors import address, are_finite, not_finite
 from .again import Again, Program, once_more, position_of
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import filled, guarded, kept_away, rewritten
@@ -264,7 +264,8 @@ def _try(
         exact, _, in_float64 = exactly(chain, before, given)
         exact, beyond = exact.defined() if rewrite.choice else exact, ""
         if rewrite.of_rounding:  # the operands are wrong, so those before them decide
-            exact = Outcome(exactly(chain, outcome(chain.run())).found.value, exact.gradients)
+            right = exactly(chain, outcome(chain.run())).found.value
+            exact = Outcome(torch.where(not_finite(before.value), right, before.value.to(right.dtype)), exact.gradients)
         elif not rewrite.choice and are_finite([*given.values()]):
             wide = _by_rewrite(rewrite, names, chain, given, torch.float64)
             exact = exact.filled(outcome(wide))
