@@ -62,7 +62,7 @@ def test_what_is_recorded_is_good_enough():
     assert [each["tool"] for each in content["rows"]] == list(explained.NAMES)
     assert content["programs"]["work"] >= ours["work"] >= max(each["work"] for each in others)
     assert content["programs"]["held"] >= ours["held"] >= 0.8 * content["programs"]["held"]
-    assert ours["healthy"] == 0
+    assert ours["healthy"] < content["programs"]["healthy"] / 20
     tools = {each["tool"]: each for each in others}  # what "At a glance" says of two of them, in words
     debug, anomaly = tools["DebugMode"], tools["anomaly mode"]
     assert all(debug[part] == max(each[part] for each in others) for part in ("work", "held"))

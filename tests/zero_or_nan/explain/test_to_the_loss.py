@@ -183,8 +183,8 @@ def test_no_line_is_claimed_to_give_the_right_loss(program, name):
     [
         "root = (x[0] ** 2 - 4 * x[1]).sqrt()\nboth = torch.stack([root - x[0], -root - x[0]]) / 2\n"
         "far = (both[None] - 0.5).reshape(2) * 2\nloss = (far**2).sum()",
-        "root = (x[0] ** 2 - 4 * x[1]).to(torch.complex64) ** 0.5\nz = torch.stack([root, -root]).reshape(1, 2) - x[0]\n"
-        "loss = (z**2).real.sum()",
+        "root = (x[0] ** 2 - 4 * x[1]).to(torch.complex64) ** 0.5\nz = torch.stack([root, -root]).reshape(1, 2)\n"
+        "loss = ((z - x[0]) ** 2).real.sum()",
     ],
 )
 def test_no_slope_is_chosen_if_the_gradient_of_the_loss_has_another_limit(program, lines):

@@ -6,13 +6,15 @@ Each program is a file of its own, so that a remedy can be pasted into it, and t
 import ast
 import math
 import re
+import sys
+import time
 
 import pytest
 import torch
 
 from zero_or_nan import explain
 from zero_or_nan.explain.births import findings
-from zero_or_nan.explain.report import trial
+from zero_or_nan.explain.report import narration, trial
 from zero_or_nan.functions.rewrites import REWRITES, Rewrite, function_in
 
 SHORT = [200.0, 1.0]
@@ -496,6 +498,16 @@ def test_where_no_line_is_right_none_is_written(program, name):
     numbers, lines, says = ADVICE[name]
     (origin, *_) = program.origins(numbers, lines)
     assert origin.replaces is None and says in f"{origin.kind} {origin.exact}\n{origin.remedy}", origin
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_is_told_of_a_long_trial(program, monkeypatch, capsys, is_terminal):
+    monkeypatch.setattr(trial, "_SECONDS", 0.0)
+    monkeypatch.setattr(narration, "advice_on", lambda chains, **_: time.sleep(0.05) or trial.NOTHING_TRIED)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    program.origins([0.0], "loss = x.sqrt().sum()")
+    told = "explain: trying remedies for line 4 of program.py\n"
+    assert capsys.readouterr().err == (told if is_terminal else "")
 
 
 def test_calls_that_refuse_to_run_again_get_advice(program, monkeypatch):

@@ -84,7 +84,9 @@ AT_ITS_POINT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("each", [each for each in EVERY if text(each) in AT_ITS_POINT and not each.of_rounding], ids=text)
+@pytest.mark.parametrize(
+    "each", [each for each in EVERY if text(each) in AT_ITS_POINT and not each.of_rounding], ids=text
+)
 def test_where_it_chooses_it_is_finite(each):
     x = torch.tensor(AT_ITS_POINT[text(each)], dtype=torch.float64)
     assert each.choice

@@ -114,7 +114,7 @@ def _with_mask(mask: Tensor, at: Call, value: float) -> Callable[[Call], Call]:
 
 
 def _is_left_out(mask: Tensor, failed: Call, program: Program) -> bool:
-    """Whether the loss does not depend on a result where a mask is 0, as far as that is known: no other line uses it."""
+    """Whether the loss does not depend on a result where a mask is 0, as far as that is known."""
     at = position_of(failed, program.calls)
     if at is None or not program.fails_again:
         return True

@@ -11,7 +11,10 @@ more, with the rewrite in it.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,6 +29,7 @@ from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
+from ..program.code import Place, printable
 from ..program.rerun import extra, without_side_effects
 from ..program.tensors import address, are_finite, not_finite
 from .again import Again, Program, once_more, position_of
@@ -47,6 +51,9 @@ AFTER = 4
 
 _AFTER_WIDER = 9
 """The same for a line in a wider dtype. A formula that is rewritten is short; in a wider dtype, it may be long."""
+
+_SECONDS = 3.0
+"""How long remedies are tried before a terminal says so."""
 
 _ORDINARY = 2
 """How often ordinary numbers are drawn."""
@@ -113,12 +120,26 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
     if not chains or sum(tensor.numel() for tensor in chains[0].call.tensors()) > MOST_ELEMENTS:
         return NOTHING_TRIED
     try:
-        with extra(), torch.enable_grad():
+        with told_if_long(chains[-1].call.place), extra(), torch.enable_grad():
             return advise([chain.checked() for chain in chains])
     except Exception as error:  # code of the user's may be in the chain, and may refuse to run again
         if Mistakes.are_raised and isinstance(error, (NameError, AttributeError, KeyError, AssertionError)):
             raise  # it is ours
         return NOTHING_TRIED
+
+
+@contextlib.contextmanager
+def told_if_long(place: Place) -> Iterator[None]:
+    """While entered for more than a few seconds, a terminal shows what is tried."""
+    told = f"explain: trying remedies for line {place.line} of {os.path.basename(place.filename)}"
+    timer = threading.Timer(_SECONDS, lambda: print(printable(told), file=sys.stderr, flush=True))
+    timer.daemon = True
+    if sys.stderr is not None and sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def advice_on(
