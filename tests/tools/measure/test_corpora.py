@@ -125,9 +125,15 @@ def test_what_the_pages_say_of_today_is_true_of_the_answers_that_were_held_back(
     left = {each.name for each in found if not (each.is_healthy or each.is_found)}
     assert left <= {"box_kl_log_variance", "vgae_exp_logvar"}  # a number overflows in every formula
     first = json.loads((ROOT / "results" / "measured" / "first_look.json").read_text())["first"]
-    wrong = sample([row["name"] for row in first if row["remedy"].startswith("wrong")], 3)
-    today = [first_look.answer(each).remedy for each in programs(ROOT / first_look.FILE) if each.name in wrong]
-    assert len(today) == len(wrong) and set(today) <= {"works", "advice"}
+    still = {"laplacian_of_a_density_at_the_nucleus", "lidar_ranges_in_half_precision", "face_on_galaxy_ellipticity"}
+    wrong = {row["name"] for row in first if row["remedy"].startswith("wrong")}
+    assert still < wrong and len(wrong) > 10
+    wrong = still | set(sample(sorted(wrong - still), 3))
+    today = {
+        each.name: first_look.answer(each).remedy for each in programs(ROOT / first_look.FILE) if each.name in wrong
+    }
+    assert today.keys() == wrong and all(today[name] == "wrong" for name in still)
+    assert {today[name] for name in wrong - still} <= {"works", "advice"}
 
 
 @pytest.mark.parametrize("name", ["soft_margin_loss(x, sign)", "mse_loss(x, y)"])
