@@ -103,7 +103,10 @@ def only_calls_around(place: Place) -> Iterator[OnlyCall]:
     names = [node.name for node in nodes if isinstance(node, (_Function, ast.ClassDef))]
     used = [name for node in nodes if (name := _name(node)) in functions]
     calls = {name: node for node in nodes if isinstance(node, ast.Call) and (name := _name(node.func)) in functions}
-    targets = {node.value: node.targets for node in nodes if isinstance(node, ast.Assign)}
+    whole = [
+        node for node in nodes if isinstance(node, ast.Assign) and _end(node) == _end(node.value)
+    ]  # no parentheses
+    targets = {node.value: node.targets for node in whole}
     single = {name for name in calls if names.count(name) == used.count(name) == 1}
     found = []
     for name in single:
@@ -133,6 +136,10 @@ def _lines_beside(line: int, functions: list[_Function], tree: Any) -> set[int]:
         innermost |= dict.fromkeys(range(each.lineno, (each.end_lineno or 0) + 1), each)
     last = max((each.end_lineno or 0 for each in tree.body), default=0)
     return {at for at in range(1, last + 1) if innermost.get(at) is innermost.get(line)}
+
+
+def _end(node: ast.stmt | ast.expr) -> tuple[int | None, int | None]:
+    return node.end_lineno, node.end_col_offset
 
 
 def _names_in(targets: list[ast.expr]) -> list[str]:

@@ -131,7 +131,8 @@ def _ways(call: OnlyCall, calls: Calls) -> Iterator[_Way]:
         if call.names:
             beside = [each for each in outside if call.is_beside(each.place)]
             text, back = _names_back(call.names, beside, made)
-            yield way._replace(line=f"{line}\n{text}", back=back)
+            if back:
+                yield way._replace(line=f"{line}\n{text}", back=back)
         methods = {METHODS.get(it.dtype, "") for each in outside for it in each.tensors() if id(it) in made}
         line = call.with_arguments(METHODS[dtype], names, methods.pop()) if len(methods) == 1 else ""
         if line:
