@@ -208,6 +208,7 @@ _WRITES_BUFFERS = {F.batch_norm: 1, F.instance_norm: 1, torch.batch_norm: 3, tor
 
 
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+"""What `x.data` calls. It gives the same as `x.detach()`."""
 
 
 class Plan(NamedTuple):

@@ -83,7 +83,7 @@ class Again(NamedTuple):
     @property
     def slopes(self) -> Slopes:
         """The gradients, and the loss."""
-        return {"the loss": self.outcome.value, **{key: each for key, each in self.outcome.gradients.items()}}
+        return {**self.outcome.gradients, "the loss": self.outcome.value}
 
     @property
     def told(self) -> str:

@@ -89,7 +89,7 @@ def _common(found: Tensor) -> Tensor:
 def _differ(found: Tensor) -> bool:
     """Whether the rows differ in each element by so much that they have no limit in common, whatever rows are added.
 
-    Where six rows, which are moved to all sides, have no number, the others have none either.
+    If the first six rows, which are moved to all sides, have no number at all, no limit is looked for.
     """
     known = torch.isfinite(found)
     if len(found) == 6 and not bool(known.any()):
@@ -116,7 +116,7 @@ def limits_of_slopes(plain: Slopes, moved: Iterable[Slopes]) -> dict[Any, tuple[
         for key, bad in missing.items():
             found[key].append(slopes[key][bad])
         if all(_differ(torch.stack(rows)) for rows in found.values()):
-            return {}  # most need two runs
+            return {}  # most lengths need two runs
     return {key: (bad, _common(torch.stack(found[key]))) for key, bad in missing.items()}
 
 

@@ -370,12 +370,9 @@ def _loss_with_rewrite(program: Program, rewrite: Rewrite, call: Call) -> Again 
     at = position_of(call, program.calls)
     if at is None:
         return None
-    again = program.calls[at][1]
-    made = {key: (tensor, each) for key, each in program.calls for tensor in each.tensors()[:1]}
-    match = next(matches(rewrite.pattern, again, Chain(again, made), Match({}, ())), None)
-    if match is None:
-        return None
-    return once_more(program, dtype=torch.float64, changed={at: rewritten(again, rewrite, match)})
+    made = {key: (tensor, each) for key, each in program.calls for tensor in each.tensors()[:1]}  # only calls are read
+    changed = _with_rewrite(Chain(program.calls[at][1], made), rewrite, call)
+    return None if changed is None else once_more(program, dtype=torch.float64, changed={at: changed.call})
 
 
 def _gives_the_exact_end(rewrite: Rewrite, call: Call, chains: Sequence[Chain]) -> bool:

@@ -31,14 +31,16 @@ _NOISE = 1e-12
 
 
 def with_wider_arguments(failed: Chain, program: Program) -> tuple[str, int, int | None] | None:
-    """The lines that call a function with wider arguments, and where; None if no such lines are known to be right.
+    """The lines that call a function with wider arguments, and the numbers of the first line and of the last one.
+
+    The last number is None if there is only one line. The whole is None if no such lines are known to be right.
 
     Args:
         failed: the calls that led to a number that is not finite. The number may have been lost in any of them.
         program: all calls that are known.
     """
-    functions = {call.place.code: call.place for call in reversed(failed.calls())}
-    outer = {call.node: call for place in reversed(functions.values()) for call in only_calls_around(place)}
+    functions = {call.place.code: call.place for call in failed.calls()}
+    outer = {call.node: call for place in functions.values() for call in only_calls_around(place)}
     ways = [way for call in outer.values() for way in _ways(call, program.calls)]
     if not ways or not program.fails_again:
         return None

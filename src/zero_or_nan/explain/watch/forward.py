@@ -164,10 +164,9 @@ class Forward(OnStack):
             result = func(*args, **kwargs)
             if plan.numerics.makes == "no graph" and not (self.scope.is_over or is_hidden):
                 with self.mistakes.noted(plan.name), unseen():
-                    if not (self.findings.births.in_backward and torch.is_grad_enabled()):
-                        self.findings.history.note_results(
-                            Call(func, plan.name, self.places.here(), args, kwargs), result
-                        )
+                    recording = torch.is_grad_enabled()
+                    call = Call(func, plan.name, self.places.here(), args, kwargs, is_recorded=recording)
+                    self._note_results(call, result)
             return result
         before = None
         if plan.in_place:
@@ -216,11 +215,15 @@ class Forward(OnStack):
             if recording:
                 set_recording(True)
 
+    def _note_results(self, call: Call, result: Any) -> None:
+        if not (self.findings.births.in_backward and call.is_recorded):  # a checkpoint runs it again
+            self.findings.history.note_results(call, result)
+
     def _check(self, call: Call, result: Any, before: Tensor | None) -> None:
         """Check the results of a function one by one."""
         in_place, is_one = call.plan.in_place, type(result) is Tensor
-        if not in_place and not (self.findings.births.in_backward and call.is_recorded):  # a checkpoint runs it again
-            self.findings.history.note_results(call, result)
+        if not in_place:
+            self._note_results(call, result)
         elif call.plan.numerics.replaces and call.is_recorded and not self.findings.births.in_backward:
             self.findings.history.note_write(call)
         found: list[Result] = []
