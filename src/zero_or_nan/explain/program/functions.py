@@ -71,22 +71,28 @@ class OnlyCall(NamedTuple):
         """The number of its last line; None if it has only one."""
         return self.node.end_lineno if self.node.end_lineno != self.node.lineno else None
 
-    def with_arguments(self, method: str, parameters: set[str], back: str = "") -> str:
-        """The lines of the call with a method behind the arguments for these parameters, and one behind the call.
+    def with_arguments(self, forms: Mapping[str, str], back: str = "") -> str:
+        """The lines of the call with other arguments for some parameters, and a method behind the call.
 
-        They are empty if an argument has several lines, or if the call gives several results, and a method has to be
-        behind it.
+        They are empty if an argument has several lines, if a call would stand there twice, or if the call gives several
+        results, and a method has to be behind it.
+
+        Args:
+            forms: by parameter, what to write: {} or {0} is where the argument stands.
+            back: the method.
         """
         begin, end = self.node.lineno, self.node.end_lineno or 0
         lines = [linecache.getline(self.filename, at).encode() for at in range(begin, end + 1)]
         if back and (_gives_several(self.function) or re.match(rb"[\w\s.]*,[\w\s.,]*=", lines[0])):
             return ""
         edits = [(end, self.node.end_col_offset or 0, self.node.end_col_offset or 0, f".{back}()")] if back else []
-        for node in (self.arguments[each] for each in parameters):
-            if node.lineno != node.end_lineno:
+        for parameter, form in forms.items():
+            node = self.arguments[parameter]
+            is_call = any(isinstance(each, ast.Call) for each in ast.walk(node))
+            if node.lineno != node.end_lineno or is_call and form.count("{") > 1:
                 return ""
             text = closed(lines[node.lineno - begin][node.col_offset : node.end_col_offset].decode())
-            edits.append((node.lineno, node.col_offset, node.end_col_offset or 0, f"{text}.{method}()"))
+            edits.append((node.lineno, node.col_offset, node.end_col_offset or 0, form.format(text)))
         for at, start, stop, text in sorted(edits, reverse=True):
             line = lines[at - begin]
             lines[at - begin] = line[:start] + text.encode() + line[stop:]

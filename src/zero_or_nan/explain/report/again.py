@@ -21,6 +21,9 @@ from .conversion import Calls
 from .exact import Outcome, weights
 from .limits import Slopes, beside, limits_of_slopes
 
+Change = Callable[[Tensor], Tensor]
+"""What is done to an operand before a call reads it."""
+
 MOST_NUMBERS = 20_000_000
 """The size of the operands of all calls from which on they do not run again."""
 
@@ -53,6 +56,17 @@ class Program:
         """Where the loss or its gradients are not finite, and what they tend to there, if that is known."""
         plain = once_more(self, dtype=torch.float64) if self.fails_again else None
         return {} if plain is None else limits_of_slopes(plain.slopes, self._beside(plain.kept))
+
+    @cached_property
+    def at_limits(self) -> Again | None:
+        """The loss and its gradients in float64, with limits where they are not finite; None if one has none."""
+        found = once_more(self, dtype=torch.float64) if self.limits else None
+        if found is None or any(bool(limit.isnan().any()) for _, limit in self.limits.values()):
+            return None
+        parts = dict(found.slopes)
+        for key, (bad, limit) in self.limits.items():
+            parts[key] = parts[key].masked_scatter(bad, limit)
+        return found._replace(outcome=Outcome(parts.pop("the loss"), parts))
 
     def _beside(self, tensors: Sequence[Tensor]) -> Iterator[Slopes]:
         """The loss and its gradients, for numbers beside those that came in."""
@@ -94,7 +108,7 @@ class Again(NamedTuple):
 def once_more(
     program: Program,
     take: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-    converted: Callable[[int, Tensor], torch.dtype | None] = lambda at, tensor: None,
+    converted: Callable[[int, Tensor], Change | None] = lambda at, tensor: None,
     dtype: torch.dtype | None = None,
     noise: float = 0.0,
     changed: Mapping[int, Call] = MappingProxyType({}),
@@ -107,7 +121,7 @@ def once_more(
     Args:
         program: the calls that run again.
         take: gives what to take for a tensor that no call here has computed.
-        converted: the dtype to which a call, by its position, converts such a tensor; None for none.
+        converted: what changes a tensor for a call, by the position of the call; None for a tensor as it is.
         dtype: of all floating-point tensors; that of the program if left out.
         noise: how far, relative to it, each result is moved, as if it was rounded so.
         changed: by position, what runs in place of some calls.
@@ -118,9 +132,9 @@ def once_more(
     try:
         with without_side_effects():
             for at, (key, call) in enumerate(program.calls):
-                to = {id(each): converted(at, each) for each in call.tensors()}
-                if at in changed or run.is_new(call) or any(each is not None for each in to.values()):
-                    run.call(key, changed.get(at, call), to)
+                changes = {id(each): converted(at, each) for each in call.tensors()}
+                if at in changed or run.is_new(call) or any(each is not None for each in changes.values()):
+                    run.call(key, changed.get(at, call), changes)
             return run.end(program.loss)
     except Exception:  # the code may be the user's
         return None
@@ -133,16 +147,21 @@ class _Run:
         self._made: dict[int, Tensor] = {}
         self._came: dict[int, Tensor] = {}
         self._leaves: dict[int, Tensor] = {}
+        self._changed: dict[int, Tensor] = {}
         self._kept: list[Tensor] = []
         self._last: Tensor | None = None
         self._is_alike = True
 
-    def call(self, key: int, call: Call, to: dict[int, torch.dtype | None]) -> None:
-        """Run a call, with some of its operands in other dtypes, by their identity."""
+    def call(self, key: int, call: Call, changes: dict[int, Change | None]) -> None:
+        """Run a call, with some of its operands changed, by their identity."""
 
         def put(tensor: Tensor) -> Tensor:
-            value, dtype = self._value(tensor), to.get(id(tensor))
-            return value if dtype is None else value.to(dtype)
+            value, change = self._value(tensor), changes.get(id(tensor))
+            if change is None:
+                return value
+            if id(tensor) not in self._changed:  # a sum of its gradients must not be rounded once for each call
+                self._changed[id(tensor)] = change(value)
+            return self._changed[id(tensor)]
 
         args, kwargs = tree_map_only(Tensor, put, (tuple(call.args), dict(call.kwargs)))
         if self._dtype is not None:

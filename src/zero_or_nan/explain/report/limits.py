@@ -21,12 +21,12 @@ def ordinary(given: Mapping[int, Tensor], seed: int, most: float = 1.8) -> dict[
     """Tensors of the same shapes, with numbers between 0.05 and so much more."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        key: _drawn(torch.rand, tensor, generator) * most + 0.05 if tensor.is_floating_point() else tensor
+        key: drawn(torch.rand, tensor, generator) * most + 0.05 if tensor.is_floating_point() else tensor
         for key, tensor in given.items()
     }
 
 
-def _drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator) -> Tensor:
+def drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator) -> Tensor:
     """Random numbers in the shape of a tensor. They are drawn on the CPU, so they are the same on every device."""
     return draw(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like.device)
 
@@ -63,13 +63,20 @@ def _limits_beside(chain: Chain, bad: Tensor, moved: Iterable[Tensor]) -> Tensor
     return _common(torch.stack([chain.run(torch.float64, there).result.detach()[bad] for there in beside(moved)]))
 
 
+NEAR = 6
+"""How many of the numbers beside others are nearest."""
+
+
 def beside(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
-    """By identity, the tensors with numbers that are moved a little: to all sides, only up, or only down."""
+    """By identity, the tensors with numbers that are moved a little: to all sides, only up, or only down.
+
+    The first `NEAR` are moved by less than the others.
+    """
     given = {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}
     generator = torch.Generator().manual_seed(0)
-    for step in (1e-3, 1e-5):
+    for step in (1e-5, 1e-3):
         for side in (Tensor.clone, Tensor.clone, Tensor.abs, Tensor.abs, _down, _down):
-            yield {key: tensor + step * side(_drawn(torch.randn, tensor, generator)) for key, tensor in given.items()}
+            yield {key: tensor + step * side(drawn(torch.randn, tensor, generator)) for key, tensor in given.items()}
 
 
 def _down(tensor: Tensor) -> Tensor:
@@ -77,26 +84,30 @@ def _down(tensor: Tensor) -> Tensor:
 
 
 def _common(found: Tensor) -> Tensor:
-    """What all rows agree on, element by element; NaN where they do not, or where most are no numbers."""
+    """What the nearest rows agree on, element by element, if the others are not far from that.
+
+    NaN where they do not, or where most are no numbers.
+    """
     known = torch.isfinite(found)
-    count = known.sum(0)
-    mean = torch.where(known, found, 0).sum(0) / count
-    spread = torch.where(known, (found - mean).abs(), 0).amax(0)
-    largest = torch.where(known, found.abs(), 0).amax(0)
-    return torch.where((count > 2) & (spread < 1e-2 * (1 + largest)), mean, torch.nan)
+    near = known[:NEAR]
+    mean = torch.where(near, found[:NEAR], 0).sum(0) / near.sum(0)
+    away = torch.where(known, (found - mean).abs(), 0) / (1 + torch.where(known, found.abs(), 0).amax(0))
+    agree = (away[:NEAR].amax(0) < 1e-2) & (away.amax(0) < 2e-1)
+    return torch.where((known.sum(0) > 2) & agree, mean, torch.nan)
 
 
 def _differ(found: Tensor) -> bool:
     """Whether the rows differ in each element by so much that they have no limit in common, whatever rows are added.
 
-    If the first six rows, which are moved to all sides, have no number at all, no limit is looked for.
+    If none of the nearest rows has a number, no limit is looked for.
     """
     known = torch.isfinite(found)
-    if len(found) == 6 and not bool(known.any()):
+    if len(found) == NEAR and not bool(known.any()):
         return True
     largest = torch.where(known, found.abs(), 0).amax(0)
     spread = torch.where(known, found, -torch.inf).amax(0) - torch.where(known, found, torch.inf).amin(0)
-    return bool((spread > 4e-2 * (1 + largest)).all())
+    most = 4e-2 if len(found) <= NEAR else 4e-1
+    return bool((spread > most * (1 + largest)).all())
 
 
 Slopes = Mapping[Any, Tensor]
@@ -144,7 +155,7 @@ def is_steady(chain: Chain) -> bool:
         def run(*args: Any, **kwargs: Any) -> Any:
             result = call.func(*args, **kwargs)
             is_float = isinstance(result, Tensor) and result.dtype is torch.float64
-            return result * (1 + 1e-15 * _drawn(torch.randn, result, generator)) if is_float else result
+            return result * (1 + 1e-15 * drawn(torch.randn, result, generator)) if is_float else result
 
         return call._replace(func=run)
 

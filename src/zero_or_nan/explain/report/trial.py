@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ from ..births.findings import Mistakes
 from ..program.code import Place, printable
 from ..program.rerun import extra, without_side_effects
 from ..program.tensors import address, are_finite, not_finite
-from .again import Again, Program, once_more, position_of
+from .again import Again, Program, agree, once_more, position_of
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import filled, guarded, kept_away, rewritten
 from .left_out import masked_before, with_large_numbers, without_them
@@ -40,7 +40,7 @@ from .limits import are_limits, have_limits, is_limit, ordinary
 from .matching import Match, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
 from .vectors import with_other_values
-from .wide_calls import with_a_wider_conversion, with_wider_arguments
+from .wide_calls import with_a_wider_conversion, with_moved_arguments, with_wider_arguments
 from .widening import constant_lost, floor_under, larger_constant, widened
 
 MOST_ELEMENTS = 5_000_000
@@ -69,6 +69,7 @@ class Tried(NamedTuple):
         beyond: what it gives and float64 does not, as a phrase; empty if float64 gives the same.
         is_whole: whether it is the failed call that gives the value, and not one after it.
         is_far: whether it gives 0 where the call gave an infinity.
+        is_coarse: whether the loss is not near the exact one, because a dtype of 16 bits rounds what it gives.
     """
 
     line: str
@@ -80,6 +81,7 @@ class Tried(NamedTuple):
     beyond: str = ""
     is_whole: bool = False
     is_far: bool = False
+    is_coarse: bool = False
 
     @property
     def measured(self) -> str:
@@ -164,7 +166,7 @@ def advice_on(
     """
     failed = chains[-1]
     if numerics_of(failed.call.name).is_open:
-        line = with_other_values(chains, program.calls)
+        line = with_other_values(chains, program.calls) or with_moved_arguments(failed, program)
         return NOTHING_TRIED if line is None else Advice(*line)
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
@@ -173,8 +175,9 @@ def advice_on(
     found.sort(key=lambda each: (bool(each.choice), each.replaces is None, each.is_far))
     best = next((each for each in found if not each.is_bound), None)
 
-    if best is None or best.choice or best.replaces is None:
-        is_known = best is not None and best.replaces is not None or lost is not None and lost.is_beyond
+    if best is None or best.choice or best.replaces is None or best.is_coarse:
+        is_known = best is not None and best.replaces is not None and not best.is_coarse
+        is_known |= lost is not None and lost.is_beyond
         wide = None if is_known else widened(chains, _AFTER_WIDER, module, program.calls, lost)
         wide = wide or with_a_wider_conversion(failed.call, program) or with_wider_arguments(failed, program)
         if wide is not None:
@@ -184,9 +187,10 @@ def advice_on(
             situation = "" if constant_lost(lost, failed) is None else EPSILON
             return Advice(text, replaces, until, exact, situation=situation, tried=tuple(known))
     if lost is None and (best is None or best.choice):
-        at_gap = kept_away(failed) or filled(failed) or masked_before(chains, program)
+        at_gap: Sequence[Any] | None = kept_away(failed) or filled(failed) or masked_before(chains, program)
         at_gap = at_gap or with_large_numbers(failed.call, program)
         at_gap = at_gap or without_them(failed.call, program, None if best is None else best.line)
+        at_gap = at_gap or (with_moved_arguments(failed, program) if best is None or best.replaces is None else None)
         if at_gap is not None:
             return Advice(*at_gap)  # there is nothing to choose: a mask leaves it out, or the formula has a limit
     if best is not None:
@@ -337,6 +341,7 @@ def _try(
         beyond,
         chain.call.is_again(chains[-1].call),
         value == 0 and bool(before.value.isinf()[failed_at(before)]),
+        is_exact and plain.result.dtype.itemsize == 2 and _is_coarse(rewrite, chain.call, program),
     )
 
 
@@ -358,21 +363,40 @@ def _has_limits(near: Sequence[Chain], rewrite: Rewrite, call: Call, program: Pr
 
     The loss decides, if it can be computed again, and nothing else fails. Otherwise the calls that follow do.
     """
-    now = _loss_with_rewrite(program, rewrite, call) if program.fails_again else None
+    now = _loss_with_rewrite(program, rewrite, call, torch.float64) if program.fails_again else None
     if now is not None and now.outcome.is_finite:
         return are_limits(now.slopes, program.limits)
     pairs = ((later, _with_rewrite(later, rewrite, call)) for later in near)
-    return all(changed is None or have_limits(later, changed) for later, changed in pairs)
+    return all(
+        not _is_open(later, call) and (changed is None or have_limits(later, changed)) for later, changed in pairs
+    )
 
 
-def _loss_with_rewrite(program: Program, rewrite: Rewrite, call: Call) -> Again | None:
-    """The loss and its gradients in float64, with a rewrite in place of a call; None if they are not known."""
+def _is_open(later: Chain, call: Call) -> bool:
+    """Whether a later call multiplies an infinity of a call by a 0 that was computed, so there may be a limit."""
+    pole = next((tensor for tensor, made in later.made.values() if made.is_same(call)), None)
+    others = [each for each in later.call.tensors() if each is not pole]
+    if pole is None or len(others) == len(later.call.tensors()) or bool(pole.isnan().any()):
+        return False
+    is_product = bool(later.run().result.isnan().any()) and are_finite(others)
+    return is_product and all(id(each) in later.wanted for each in others)
+
+
+def _is_coarse(rewrite: Rewrite, call: Call, program: Program) -> bool:
+    """Whether a rewrite gives a loss that is known, and not near the exact one."""
+    exact = once_more(program, dtype=torch.float64) if program.fails_again else None
+    now = None if exact is None or not exact.outcome.is_finite else _loss_with_rewrite(program, rewrite, call, None)
+    return now is not None and not agree(now, exact, 5e-3)
+
+
+def _loss_with_rewrite(program: Program, rewrite: Rewrite, call: Call, dtype: torch.dtype | None) -> Again | None:
+    """The loss and its gradients, with a rewrite in place of a call; None if they are not known."""
     at = position_of(call, program.calls)
     if at is None:
         return None
     made = {key: (tensor, each) for key, each in program.calls for tensor in each.tensors()[:1]}  # only calls are read
     changed = _with_rewrite(Chain(program.calls[at][1], made), rewrite, call)
-    return None if changed is None else once_more(program, dtype=torch.float64, changed={at: changed.call})
+    return None if changed is None else once_more(program, dtype=dtype, changed={at: changed.call})
 
 
 def _gives_the_exact_end(rewrite: Rewrite, call: Call, chains: Sequence[Chain]) -> bool:

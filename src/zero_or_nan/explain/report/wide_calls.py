@@ -9,8 +9,9 @@ depend on how float64 rounds.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,10 +22,14 @@ from ..births.call import Call
 from ..births.chain import Chain
 from ..program.functions import OnlyCall, only_calls_around
 from ..program.source import expression_at
-from .again import Program, agree, once_more, position_of
+from .again import Change, Program, agree, once_more, position_of
 from .conversion import Calls, is_smaller
 from .exact import texts_of
+from .limits import drawn
 from .widening import METHODS, VIEW
+
+_STEP = 1e-6
+"""How far an argument is moved."""
 
 _NOISE = 1e-12
 """How far, relative to it, each number on the way is moved to see whether float64 has enough digits."""
@@ -39,9 +44,7 @@ def with_wider_arguments(failed: Chain, program: Program) -> tuple[str, int, int
         failed: the calls that led to a number that is not finite. The number may have been lost in any of them.
         program: all calls that are known.
     """
-    functions = {call.place.code: call.place for call in failed.calls()}
-    outer = {call.node: call for place in functions.values() for call in only_calls_around(place)}
-    ways = [way for call in outer.values() for way in _ways(call, program.calls)]
+    ways = [way for call in _calls_around(failed) for way in _ways(call, program.calls)]
     if not ways or not program.fails_again:
         return None
     exact, moved = (once_more(program, dtype=torch.float64, noise=noise) for noise in (0.0, _NOISE))
@@ -54,6 +57,58 @@ def with_wider_arguments(failed: Chain, program: Program) -> tuple[str, int, int
             tried = f"# tried on your numbers, with {dtype} in this call: {found.told}"
             return f"{tried}\n{way.line}", way.call.node.lineno, way.call.until
     return None
+
+
+def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int | None] | None:
+    """The lines that call a function with an argument that is moved a little, in float64; as `with_wider_arguments`.
+
+    They are for a formula that gives no number, but whose loss and gradients have a limit there: a rotation as a
+    function of equal singular values. Moved to one side, they must be near the limit, and to the other side, too, or
+    there is no loss at all.
+    """
+    limits = program.at_limits
+    for call in _calls_around(failed) if limits is not None else ():
+        names = [*_Arguments.of(call, program.calls).found]
+        for move, moved in itertools.product(_MOVES, [*([name] for name in names), names]):
+            for way in _ways(call, program.calls, move, moved):
+                here, other = (
+                    once_more(program, converted=each.converted, changed=each.changed) for each in (way, way.opposite)
+                )
+                if here is None or not agree(here, limits, 2e-3):
+                    continue
+                if agree(other, limits, 2e-3) or other is not None and bool(other.outcome.value.isnan().any()):
+                    tried = f"the formula has no number here, but a limit. Tried in float64, beside it: {here.told}"
+                    return f"# {tried}\n{way.line}", call.node.lineno, call.until
+    return None
+
+
+class _Move(NamedTuple):
+    """How an argument is moved.
+
+    Attributes:
+        form: what to write, as in `OnlyCall.with_arguments`.
+        by: what the steps of the numbers are multiplied by.
+    """
+
+    form: str
+    by: Change
+
+
+def _noise(argument: Tensor) -> Tensor:
+    return drawn(torch.randn, argument, torch.Generator().manual_seed(0))
+
+
+_MOVES = (
+    _Move("{} + 1e-6", torch.ones_like),
+    _Move("{} - 1e-6", lambda argument: -torch.ones_like(argument)),
+    _Move("{0} + 1e-6 * torch.randn_like({0})", _noise),
+)
+
+
+def _calls_around(failed: Chain) -> list[OnlyCall]:
+    """The calls of the user's functions with which a chain begins, from the inside out."""
+    functions = {call.place.code: call.place for call in failed.calls()}
+    return [*{call.node: call for place in functions.values() for call in only_calls_around(place)}.values()]
 
 
 def with_a_wider_conversion(failed: Call, program: Program) -> tuple[str, int, None] | None:
@@ -79,6 +134,38 @@ def with_a_wider_conversion(failed: Call, program: Program) -> tuple[str, int, N
     return f"{tried}\n{expression.replaced_by(code)}", failed.place.line, None
 
 
+class _Arguments(NamedTuple):
+    """The tensors among the arguments of a call.
+
+    Attributes:
+        inside: the positions of the calls during this one.
+        made: the identities of what these gave.
+        found: by parameter, the tensors that they read.
+    """
+
+    inside: set[int]
+    made: set[int]
+    found: dict[str, list[Tensor]]
+
+    @classmethod
+    def of(cls, call: OnlyCall, calls: Calls) -> _Arguments:
+        inside = {at for at, (_, each) in enumerate(calls) if call.has(each.place)}
+        made = {calls[at][0] for at in inside}
+        found: dict[str, list[Tensor]] = {}
+        for at in inside:
+            for thing, text in texts_of(calls[at][1]):
+                if isinstance(thing, Tensor) and thing.is_floating_point() and VIEW.fullmatch(text):
+                    name = re.split(r"\W", text, maxsplit=1)[0]
+                    if not made & {id(thing), id(thing._base)}:
+                        for parameter in call.parameters_of(name, calls[at][1].place):
+                            found.setdefault(parameter, []).append(thing)
+        return cls(inside, made, found)
+
+    def identities(self, names: Collection[str]) -> set[int]:
+        """Of the tensors for some parameters, and of what they are views of."""
+        return {id(it) for name in names for each in self.found[name] for it in (each, each._base) if it is not None}
+
+
 class _Way(NamedTuple):
     """A line with wider arguments.
 
@@ -88,8 +175,10 @@ class _Way(NamedTuple):
         dtype: the wider dtype.
         changed: by position, the calls in which the source has `x.dtype`, with the wider dtype.
         inside: the positions of the calls during this one.
-        tensors: by identity, the arguments, and what they are views of.
+        wide, moved: the identities of the arguments that are wider, and of those that are moved.
         back: the identities of results that get the dtype back that they had.
+        by: how arguments are moved.
+        step: how far.
     """
 
     call: OnlyCall
@@ -97,48 +186,64 @@ class _Way(NamedTuple):
     dtype: torch.dtype
     changed: dict[int, Call]
     inside: set[int]
-    tensors: set[int]
-    back: set[int]
+    wide: set[int]
+    moved: set[int]
+    back: set[int] = set()
+    by: Change = torch.zeros_like
+    step: float = _STEP
 
-    def converted(self, at: int, tensor: Tensor) -> torch.dtype | None:
-        """The dtype to which a call converts an operand; None for none."""
-        if at in self.inside:
-            is_argument = id(tensor) in self.tensors or id(tensor._base) in self.tensors
-            return self.dtype if is_argument and is_smaller(tensor, self.dtype) else None
-        return tensor.dtype if {id(tensor), id(tensor._base)} & self.back else None
+    @property
+    def opposite(self) -> _Way:
+        """The way that moves the arguments to the other side."""
+        return self._replace(step=-self.step)
+
+    def converted(self, at: int, tensor: Tensor) -> Change | None:
+        """What changes an operand of a call; None for one that is left as it is."""
+        either = {id(tensor), id(tensor._base)}
+        if at not in self.inside:
+            return (lambda it: it.to(tensor.dtype)) if either & self.back else None
+        if either & self.moved:
+            return self._move
+        return (lambda it: it.to(self.dtype)) if either & self.wide and is_smaller(tensor, self.dtype) else None
+
+    def _move(self, argument: Tensor) -> Tensor:
+        wide = argument.to(self.dtype)
+        return wide + self.step * self.by(wide.detach())
 
 
-def _ways(call: OnlyCall, calls: Calls) -> Iterator[_Way]:
-    """The lines with which the tensors among the arguments of a call are wider."""
-    inside = {at for at, (_, each) in enumerate(calls) if call.has(each.place)}
-    made = {calls[at][0] for at in inside}
-    found: dict[str, list[Tensor]] = {}
-    for at in inside:
-        for thing, text in texts_of(calls[at][1]):
-            if isinstance(thing, Tensor) and thing.is_floating_point() and VIEW.fullmatch(text):
-                name = re.split(r"\W", text, maxsplit=1)[0]
-                if not made & {id(thing), id(thing._base)}:
-                    for parameter in call.parameters_of(name, calls[at][1].place):
-                        found.setdefault(parameter, []).append(thing)
-    dtypes = {each.dtype for things in found.values() for each in things}
-    dtype = torch.float64 if dtypes <= {torch.float32, torch.float64} else torch.float32
-    names = {name for name, things in found.items() if any(is_smaller(each, dtype) for each in things)}
-    line = call.with_arguments(METHODS[dtype], names) if names else ""
+def _ways(call: OnlyCall, calls: Calls, move: _Move | None = None, moved: Collection[str] = ()) -> Iterator[_Way]:
+    """The lines with which the tensors among the arguments of a call are wider, and some are moved.
+
+    Args:
+        call: the call.
+        calls: all calls that are known.
+        move: how arguments are moved.
+        moved: by parameter, which.
+    """
+    given = _Arguments.of(call, calls)
+    dtypes = {each.dtype for things in given.found.values() for each in things}
+    dtype = torch.float64 if moved or dtypes <= {torch.float32, torch.float64} else torch.float32
+    wide = [name for name, things in given.found.items() if any(is_smaller(each, dtype) for each in things)]
+    forms = dict.fromkeys(wide, f"{{}}.{METHODS[dtype]}()")
+    for name in moved:
+        assert move is not None
+        forms[name] = move.form.replace("}", f"}}.{METHODS[dtype]}()", 1) if name in forms else move.form
+    line = call.with_arguments(forms) if forms else ""
     if line:
-        tensors = {id(it) for name in names for each in found[name] for it in (each, each._base) if it is not None}
-        changed = {at: each for at in inside if (each := _with_dtype(calls[at][1], dtype)) is not None}
-        way = _Way(call, line, dtype, changed, inside, tensors, set())
+        changed = {at: each for at in given.inside if (each := _with_dtype(calls[at][1], dtype)) is not None}
+        way = _Way(call, line, dtype, changed, given.inside, given.identities(wide), given.identities(moved))
+        way = way if move is None else way._replace(by=move.by)
         yield way
-        outside = [each for at, (_, each) in enumerate(calls) if at not in inside]
+        outside = [each for at, (_, each) in enumerate(calls) if at not in given.inside]
         if call.names:
             beside = [each for each in outside if call.is_beside(each.place)]
-            text, back = _names_back(call.names, beside, made)
+            text, back = _names_back(call.names, beside, given.made)
             if back:
                 yield way._replace(line=f"{line}\n{text}", back=back)
-        methods = {METHODS.get(it.dtype, "") for each in outside for it in each.tensors() if id(it) in made}
-        line = call.with_arguments(METHODS[dtype], names, methods.pop()) if len(methods) == 1 else ""
+        methods = {METHODS.get(it.dtype, "") for each in outside for it in each.tensors() if id(it) in given.made}
+        line = call.with_arguments(forms, methods.pop()) if len(methods) == 1 else ""
         if line:
-            yield way._replace(line=line, back=made)
+            yield way._replace(line=line, back=given.made)
 
 
 def _names_back(names: Sequence[str], calls: Sequence[Call], made: set[int]) -> tuple[str, set[int]]:
