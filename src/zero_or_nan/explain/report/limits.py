@@ -91,8 +91,9 @@ def _common(found: Tensor) -> Tensor:
     known = torch.isfinite(found)
     near = known[:NEAR]
     mean = torch.where(near, found[:NEAR], 0).sum(0) / near.sum(0)
-    away = torch.where(known, (found - mean).abs(), 0) / (1 + torch.where(known, found.abs(), 0).amax(0))
-    agree = (away[:NEAR].amax(0) < 1e-2) & (away.amax(0) < 2e-1)
+    away, largest = (torch.where(known, each.abs(), 0) for each in (found - mean, found))
+    size = largest.amax(0)
+    agree = (away[:NEAR].amax(0) < 1e-2 * (1 + size)) & (away.amax(0) < 1e-2 + 2e-1 * size)
     return torch.where((known.sum(0) > 2) & agree, mean, torch.nan)
 
 
@@ -106,8 +107,8 @@ def _differ(found: Tensor) -> bool:
         return True
     largest = torch.where(known, found.abs(), 0).amax(0)
     spread = torch.where(known, found, -torch.inf).amax(0) - torch.where(known, found, torch.inf).amin(0)
-    most = 4e-2 if len(found) <= NEAR else 4e-1
-    return bool((spread > most * (1 + largest)).all())
+    most = 4e-2 * (1 + largest) if len(found) <= NEAR else 2e-2 + 4e-1 * largest
+    return bool((spread > most).all())
 
 
 Slopes = Mapping[Any, Tensor]
