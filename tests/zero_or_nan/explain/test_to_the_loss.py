@@ -102,6 +102,42 @@ WIDER = {
         5,
     ),
 }
+# By name: the numbers of x, the lines whose gradients have a limit, the line that is written, its number, and the limit.
+MOVED = {
+    "two slopes without a number": (
+        [0.0, 0.0],
+        "def polar(e):\n    return (e[0] ** 2 + e[1] ** 2).sqrt(), torch.atan2(e[0], e[1])\n"
+        "r, a = polar(x)\nloss = 1 + r * a.cos() + 2 * r * a.sin()",
+        "r, a = polar(x.double() + 1e-6)",
+        6,
+        [2.0, 1.0],
+    ),
+    "equal singular values": (
+        [1.0, 0.0, 0.0, 1.0],
+        "def near(m):\n    u, _, v = torch.linalg.svd(m)\n    return u @ v\n"
+        "loss = (near(x.view(2, 2)) @ torch.tensor([1.0, 2.0]))[0]",
+        "loss = (near(x.view(2, 2).double() + 1e-6).float() @ torch.tensor([1.0, 2.0]))[0]",
+        7,
+        [0.0, 1.0, -1.0, 0.0],
+    ),
+    "more than two equal values": (
+        [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0],
+        "def root(m):\n    w, v = torch.linalg.eigh(m)\n    return (v * w.sqrt()) @ v.T\n"
+        "def both(m, s):\n    a = root(m)\n    return root(a @ s @ a).trace()\n"
+        "m, s = x.view(3, 3), torch.diag(torch.tensor([4.0, 1.0, 9.0]))\nloss = both(m, s)",
+        "loss = both(m.double() + 1e-6 * torch.randn_like(m), s.double())",
+        11,
+        [1.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 1.5],
+    ),
+    "the end of a domain": (
+        [1.0],
+        "def ratio(c):\n    a = torch.acos(c)\n    return torch.stack([a]) / torch.cat([a.sin()[None]])\n"
+        "loss = ratio(x).sum()",
+        "loss = ratio(x.double() - 1e-6).sum()",
+        7,
+        [-1 / 3],
+    ),
+}
 LEFT_OUT = {
     "a mask of a mask": (
         [2.0, -1.0],
@@ -125,6 +161,10 @@ REFUSED = {
         "def f(x):\n    a = (80 + x).exp()\n    return torch.lgamma(a + 1) - torch.lgamma(a)\nloss = f(x + 5).sum()"
     ),
     "what float64 has no number for": "def f(x):\n    return x / (x - x)\nloss = f(x + 1).sum()",
+    "a slope that is another one on the other side": "def f(x):\n    return (x[0] ** 2).sqrt() * 3\nloss = f(x) + x[1]",
+    "a limit on one side, and an infinity on the other": (
+        "def f(y, t):\n    return y * torch.exp(-t / (t - t))\nloss = f(x[1], torch.zeros(1)).sum() + x[0]"
+    ),
     "a number above a clamp": "loss = (torch.sqrt(x - 2)[:, None].clamp(max=0.5) * (x >= 0)[:, None]).sum()",
     "a number below a clamp": "loss = (torch.sqrt(x - 2)[:, None].clamp(min=9) * (x >= 0)[:, None]).sum()",
     "a number that relu needs": "loss = torch.sqrt(x - 2).neg().clamp(min=0).sum()",
@@ -170,6 +210,14 @@ def test_the_line_gives_the_gradient_that_is_right(program, name):
     )
     close = {"rtol": 2e-2, "atol": 2e-3} if dtype else {"rtol": 1e-5, "atol": 1e-6}
     torch.testing.assert_close(found.double(), program.run()["x"].grad, **close)
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_the_line_gives_the_limit_of_the_gradient(program, name):
+    numbers, lines, line, at, limit = MOVED[name]
+    origin = program.origins(numbers, lines)[0]
+    assert origin.remedy.splitlines()[1:] == [line] and origin.replaces == at, origin
+    torch.testing.assert_close(program.paste(origin)["x"].grad, torch.tensor(limit), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -16,7 +16,7 @@ def is_number(text: str, value: Any, place: Place) -> bool:
 
     The name may be that of a variable, an attribute, or an argument: `self.eps` is what a class has as `eps = 1e-8`.
     """
-    if re.fullmatch(r"-?[\d.e-]+", text):
+    if re.fullmatch(r"-?[\d.][\d.e-]*", text):
         return True
     given = _given(parsed_file(place) or ast.Pass()) if isinstance(value, (int, float)) else ()
     name = text.rpartition(".")[2]
