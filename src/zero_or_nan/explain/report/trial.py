@@ -364,22 +364,29 @@ def _has_limits(near: Sequence[Chain], rewrite: Rewrite, call: Call, program: Pr
     The loss decides, if it can be computed again, and nothing else fails. Otherwise the calls that follow do.
     """
     now = _loss_with_rewrite(program, rewrite, call, torch.float64) if program.fails_again else None
-    if now is not None and now.outcome.is_finite:
-        return are_limits(now.slopes, program.limits)
-    pairs = ((later, _with_rewrite(later, rewrite, call)) for later in near)
-    return all(
-        not _is_open(later, call) and (changed is None or have_limits(later, changed)) for later, changed in pairs
-    )
+    is_known = now is not None and now.outcome.is_finite
+    if now is not None and is_known and not are_limits(now.slopes, program.limits):
+        return False
+    if is_known and program.at_limits is not None:
+        return True
+    if any(_is_open(later, call) for later in near):
+        return False
+    pairs = () if is_known else ((later, _with_rewrite(later, rewrite, call)) for later in near)
+    return all(changed is None or have_limits(later, changed) for later, changed in pairs)
 
 
 def _is_open(later: Chain, call: Call) -> bool:
-    """Whether a later call multiplies an infinity of a call by a 0 that was computed, so there may be a limit."""
-    pole = next((tensor for tensor, made in later.made.values() if made.is_same(call)), None)
-    others = [each for each in later.call.tensors() if each is not pole]
-    if pole is None or len(others) == len(later.call.tensors()) or bool(pole.isnan().any()):
+    """Whether a later call subtracts or divides infinities that a call led to, or multiplies one by 0.
+
+    Then its result may have a limit, to which no number in place of the infinity leads. A 0 that was not computed is a
+    mask: no number in place of the infinity changes what it gives.
+    """
+    operands = later.call.tensors()
+    if not any(made.is_same(call) for made in later.calls()[1:]) or any(bool(each.isnan().any()) for each in operands):
         return False
-    is_product = bool(later.run().result.isnan().any()) and are_finite(others)
-    return is_product and all(id(each) in later.wanted for each in others)
+    finite = [each for each in operands if are_finite(each)]
+    is_by_0 = later.call.name == "mul" and all(id(each) in later.wanted for each in finite)
+    return len(operands) > 1 and (not finite or is_by_0) and bool(later.run().result.isnan().any())
 
 
 def _is_coarse(rewrite: Rewrite, call: Call, program: Program) -> bool:
