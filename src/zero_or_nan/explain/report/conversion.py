@@ -13,12 +13,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ...ignoring.inside import tree_map_only
+from ...ignoring.inside import tree_map, tree_map_only
 from ..births.call import Call
 from ..births.chain import Chain, view_like
 from ..program.code import Place
 from ..program.rerun import on_copies, rerun
 from ..program.tensors import NeedsOthersError
+from .exact import texts_of
 
 Calls = Sequence[tuple[int, Call]]
 """Calls in order of time, each with the identity of its result."""
@@ -131,3 +132,14 @@ def is_smaller(tensor: Tensor, dtype: torch.dtype) -> bool:
     """Whether a tensor has a smaller floating-point dtype."""
     is_float = tensor.is_floating_point() and tensor.dtype is not dtype
     return is_float and torch.promote_types(tensor.dtype, dtype) is dtype
+
+
+def with_dtype(call: Call, dtype: torch.dtype) -> Call | None:
+    """A call with a wider dtype in place of each that the source takes from a tensor, as `x.to(q.dtype)` does."""
+    taken = [thing for thing, text in texts_of(call) if isinstance(thing, torch.dtype) and text.endswith(".dtype")]
+    if not taken:
+        return None
+    args, kwargs = tree_map(
+        lambda thing: dtype if any(thing is each for each in taken) else thing, (tuple(call.args), dict(call.kwargs))
+    )
+    return call._replace(args=args, kwargs=kwargs)

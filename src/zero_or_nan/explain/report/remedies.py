@@ -231,6 +231,10 @@ REMEDIES |= {key: Remedy(*advice) for key, advice in ADVICE.items()}
 _ROUNDING = 1e-3
 """How far outside of the domain a number may be that should be at its end but was rounded, relative to the end."""
 
+_REFUSED = """\
+# what is often written here was tried on your numbers. The loss or a gradient
+# is then wrong, or as arbitrary as the constant in the code:"""
+
 _ARGUMENT = re.compile(r"^(?:1 / )?([a-z0-9]+)\((-?[\d.e-]+)\)|^\((-[\d.e-]+)\) \*\* ")
 
 
@@ -311,8 +315,8 @@ def remedy(
         if situation == operator and operator in REWRITES:
             section = points or REMEDIES[kind, ""].section
             if refused:
-                lines = ["# what is often written here was tried on your numbers, and gives other ones:"]
-                return "\n".join([*lines, *(f"#   {code}" for code in refused)]), address_of(section)
+                lines = [_REFUSED, *(f"#   {code}" for code in refused)]
+                return "\n".join(lines), address_of(section)
             return _not_tried(REWRITES[operator]), address_of(section)
         kind, operator = ("overflow", LOST) if fits and situation == OUTSIDE else (kind, situation)
     if operator in (DIVERGENCE, MOVE, GROWTH, BEYOND, EPSILON, LOST):

@@ -17,13 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...ignoring.inside import tree_map
 from ..births.call import Call
 from ..births.chain import Chain
 from ..program.functions import OnlyCall, only_calls_around
 from ..program.source import expression_at
 from .again import Change, Program, agree, once_more, position_of
-from .conversion import Calls, is_smaller
+from .conversion import Calls, is_smaller, with_dtype
 from .exact import texts_of
 from .limits import drawn
 from .widening import METHODS, VIEW
@@ -230,7 +229,7 @@ def _ways(call: OnlyCall, calls: Calls, move: _Move | None = None, moved: Collec
         forms[name] = move.form.replace("}", f"}}.{METHODS[dtype]}()", 1) if name in forms else move.form
     line = call.with_arguments(forms) if forms else ""
     if line:
-        changed = {at: each for at in given.inside if (each := _with_dtype(calls[at][1], dtype)) is not None}
+        changed = {at: each for at in given.inside if (each := with_dtype(calls[at][1], dtype)) is not None}
         way = _Way(call, line, dtype, changed, given.inside, given.identities(wide), given.identities(moved))
         way = way if move is None else way._replace(by=move.by)
         yield way
@@ -263,14 +262,3 @@ def _names_back(names: Sequence[str], calls: Sequence[Call], made: set[int]) -> 
     converted = [f"{name}.{METHODS[found[name].dtype]}()" for name in names if name in found]
     line = f"{', '.join(name for name in names if name in found)} = {', '.join(converted)}"
     return line, {id(it) for each in found.values() for it in (each, each._base) if id(it) in made}
-
-
-def _with_dtype(call: Call, dtype: torch.dtype) -> Call | None:
-    """A call with a wider dtype in place of each that the source takes from a tensor, as `x.to(q.dtype)` does."""
-    taken = [thing for thing, text in texts_of(call) if isinstance(thing, torch.dtype) and text.endswith(".dtype")]
-    if not taken:
-        return None
-    args, kwargs = tree_map(
-        lambda thing: dtype if any(thing is each for each in taken) else thing, (tuple(call.args), dict(call.kwargs))
-    )
-    return call._replace(args=args, kwargs=kwargs)

@@ -39,7 +39,7 @@ from ..program.source import (
     with_result,
 )
 from ..program.tensors import are_finite, each_in
-from .conversion import Calls, Line, calls_of
+from .conversion import Calls, Line, calls_of, with_dtype
 from .exact import CLOSE, Lost, Outcome, exactly, exists, failed_at, measured, outcome, texts_of
 from .limits import is_steady
 
@@ -129,7 +129,8 @@ def _in_a_wider_dtype(
                 written, until = to_return(written, first.place, f".{method}()") if method else ("", None)
             if written:
                 value = _value_of(way, chains, end, before, exact)
-                if value is not None:
+                taken = [(key, with_dtype(call, wider) or call) for key, call in known]  # x.dtype may be wider, too
+                if value is not None and way.converted(taken) is not None:
                     return _told(value, str(wider).removeprefix("torch."), written), first.place.line, until
     return None
 
