@@ -125,10 +125,11 @@ def test_what_the_pages_say_of_today_is_true_of_the_answers_that_were_held_back(
     left = {each.name for each in found if not (each.is_healthy or each.is_found)}
     assert left <= {"box_kl_log_variance", "vgae_exp_logvar"}  # a number overflows in every formula
     first = json.loads((ROOT / "results" / "measured" / "first_look.json").read_text())["first"]
-    still = {"laplacian_of_a_density_at_the_nucleus", "lidar_ranges_in_half_precision", "face_on_galaxy_ellipticity"}
+    still = {"factored_second_moment_in_half"}
     wrong = {row["name"] for row in first if row["remedy"].startswith("wrong")}
     assert still < wrong and len(wrong) > 10
-    wrong = still | set(sample(sorted(wrong - still), 3))
+    raised = {"eight_bit_scale_of_a_faded_branch"}  # its line was wider, and what follows took x.dtype
+    wrong = still | raised | set(sample(sorted(wrong - still), 3))
     today = {
         each.name: first_look.answer(each).remedy for each in programs(ROOT / first_look.FILE) if each.name in wrong
     }

@@ -102,7 +102,7 @@ WIDER = {
         5,
     ),
 }
-# By name: the numbers of x, the lines whose gradients have a limit, the line that is written, its number, and the limit.
+# By name: the numbers of x, lines whose gradients have a limit, the line that is written, its number, and the limit.
 MOVED = {
     "two slopes without a number": (
         [0.0, 0.0],
@@ -238,6 +238,32 @@ def test_no_line_is_claimed_to_give_the_right_loss(program, name):
 def test_no_slope_is_chosen_if_the_gradient_of_the_loss_has_another_limit(program, lines):
     (origin,) = program.origins([2.0, 1.0], lines)
     assert origin.kind == "undefined" and origin.replaces is None, origin
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "v = torch.log(x)\nloss = (v / (17 - v) * x[1]).sum()",
+        "v = torch.log(x)\nloss = ((v - v.mean()) * x).sum()",
+        "(s,) = torch.autograd.grad((x**2).sum(), x, create_graph=True)\nloss = (1 / x.detach() * s).sum()",
+    ],
+)
+def test_no_number_is_chosen_if_it_would_decide_what_infinities_leave_open(program, lines):
+    (origin,) = program.origins([0.0, 1.0], lines)
+    assert origin.kind == "undefined" and origin.replaces is None and "as arbitrary as" in origin.remedy, origin
+
+
+def test_a_number_is_chosen_for_an_infinity_that_a_mask_multiplies(program):
+    (origin,) = program.origins([0.0, 1.0], "loss = (1 / x.detach() * torch.tensor([0.0, 1.0]) * x.exp()).sum()")
+    assert origin.replaces == 4 and "leaves this element out" in origin.remedy, origin
+
+
+@pytest.mark.parametrize(("end", "line"), [("", "vector_norm(x, dim=0)"), (" - 289", "(x.float() * x.float())")])
+def test_float16_computes_the_number_itself_only_if_the_loss_is_not_rounded_away(program, end, line):
+    lines = f"y = (x * x).sum(0).sqrt()\nloss = (y.float(){end}).abs()"
+    (origin,) = program.origins([205.0, -203.0, 10.0], lines, "float16")
+    written = next(each for each in origin.remedy.splitlines() if not each.startswith("#"))
+    assert line in written, origin
 
 
 def test_a_mask_of_one_line_is_not_put_into_what_another_line_reads(program):
