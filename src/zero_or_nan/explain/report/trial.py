@@ -319,7 +319,8 @@ def _try(
             near = chains[-1 - AFTER :]
             if not is_harmless and not all(_keeps(later, chain.call, kept) for later in near):
                 return None
-            if not is_limit(chain, kept) or not _has_limits(near, rewrite, chain.call, program):
+            decides = () if is_harmless else near
+            if not is_limit(chain, kept) or not _has_limits(decides, rewrite, chain.call, program):
                 return None
         for seed in range(_ORDINARY):
             numbers = ordinary(given, seed)
