@@ -129,6 +129,8 @@ def limits_of_slopes(plain: Slopes, moved: Iterable[Slopes]) -> dict[Any, tuple[
             found[key].append(slopes[key][bad])
         if all(_differ(torch.stack(rows)) for rows in found.values()):
             return {}  # most lengths need two runs
+    if not all(found.values()):
+        return {}  # the numbers beside could not run
     return {key: (bad, _common(torch.stack(found[key]))) for key, bad in missing.items()}
 
 

@@ -1,9 +1,11 @@
-"""A call of the user's own function with arguments in a wider dtype.
+"""A call of the user's own function with arguments in a wider dtype, which may be moved a little.
 
 A number may be lost in one line, and be missed in another, and each may be in a function of its own. Then no line alone
 repairs the formula. The line that calls the outer function does, if it gives this function wider arguments. All calls
 run once more from the first one to the loss. The loss and its gradients must be those of a run in float64, and must not
 depend on how float64 rounds.
+
+If float64 has no number either, but the loss and its gradients have a limit, an argument that is moved leads near it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ from .widening import METHODS, VIEW
 
 _STEP = 1e-6
 """How far an argument is moved."""
+
+_MOST_ALONE = 6
+"""The number of arguments up to which each is moved alone."""
 
 _NOISE = 1e-12
 """How far, relative to it, each number on the way is moved to see whether float64 has enough digits."""
@@ -68,17 +73,21 @@ def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int
     limits = program.at_limits
     for call in _calls_around(failed) if limits is not None else ():
         names = [*_Arguments.of(call, program.calls).found]
-        for move, moved in itertools.product(_MOVES, [*([name] for name in names), names]):
+        alone = [[name] for name in names] if len(names) <= _MOST_ALONE else []
+        for move, moved in itertools.product(_MOVES, [*alone, names]):
             for way in _ways(call, program.calls, move, moved):
-                here, other = (
-                    once_more(program, converted=each.converted, changed=each.changed) for each in (way, way.opposite)
-                )
-                if here is None or not agree(here, limits, 2e-3):
-                    continue
-                if agree(other, limits, 2e-3) or other is not None and bool(other.outcome.value.isnan().any()):
-                    tried = f"the formula has no number here, but a limit. Tried in float64, beside it: {here.told}"
-                    return f"# {tried}\n{way.line}", call.node.lineno, call.until
+                found = once_more(program, converted=way.converted, changed=way.changed)
+                if found is not None and agree(found, limits, 2e-3):
+                    back = once_more(program, converted=way.opposite.converted, changed=way.changed)
+                    if agree(back, limits, 2e-3) or back is not None and bool(back.outcome.value.isnan().any()):
+                        text = f"{_TO_A_LIMIT}\n# Tried in float64: {found.told}\n{way.line}"
+                        return text, call.node.lineno, call.until
     return None
+
+
+_TO_A_LIMIT = """\
+# the loss or a gradient has no number here, but a limit, which this call gives
+# nearly: its argument is moved a little."""
 
 
 class _Move(NamedTuple):
