@@ -220,6 +220,23 @@ def test_the_line_gives_the_limit_of_the_gradient(program, name):
     torch.testing.assert_close(program.paste(origin)["x"].grad, torch.tensor(limit), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("inside", "outside", "is_moved"),
+    [
+        ("e * 1", "a", True),
+        ("torch.where(e == 0, e * 1, e * 3)", "a", False),
+        ("e if e[0] == 0 else e * 3", "a", False),
+        ("e if e.shape[0] == 2 else e * 3", "a", True),
+        ("e * 1", "torch.where(a == 0, a * 1, a * 3)", False),
+    ],
+)
+def test_nothing_is_moved_that_is_compared(program, inside, outside, is_moved):
+    lines = f"def polar(e):\n    e = {inside}\n    return (e[0] ** 2 + e[1] ** 2).sqrt(), torch.atan2(e[0], e[1])\n"
+    lines += f"r, a = polar(x)\na = {outside}\nloss = 1 + r * a.cos() + 2 * r * a.sin()"
+    (origin,) = program.origins([0.0, 0.0], lines)
+    assert ("moved a little" in origin.remedy) is is_moved, origin
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_no_line_is_claimed_to_give_the_right_loss(program, name):
     origin = program.origins([0.0, 1.0], REFUSED[name])[0]

@@ -18,6 +18,13 @@ from .source import closed, parsed_file
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+_OF_SHAPES = re.compile(r"\.(shape|size|ndim|dim|numel|dtype|device)\b|\blen\(| is (not )?None|'")
+_STEPS = frozenset(
+    "eq ne lt le gt ge equal isclose allclose bool sign heaviside floor ceil round trunc nonzero argmax argmin argsort "
+    "sort topk searchsorted isnan isinf isfinite".split()
+)
+
+
 class OnlyCall(NamedTuple):
     """The only call of a function in its file.
 
@@ -65,6 +72,13 @@ class OnlyCall(NamedTuple):
                     if isinstance(given, ast.Name):
                         found |= self._origins(caller, given.id, [*known, function])
         return found
+
+    @property
+    def decides(self) -> bool:
+        """Whether numbers may decide what it computes: its code compares something else than shapes, or rounds."""
+        nodes = [node for each in self.functions for node in ast.walk(each)]
+        compared = [ast.unparse(node) for node in nodes if isinstance(node, ast.Compare)]
+        return any(not _OF_SHAPES.search(each) for each in compared) or any(_name(node) in _STEPS for node in nodes)
 
     @property
     def until(self) -> int | None:

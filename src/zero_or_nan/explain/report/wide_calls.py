@@ -70,8 +70,11 @@ def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int
     function of equal singular values. Moved to one side, they must be near the limit, and to the other side, too, or
     there is no loss at all.
     """
-    limits = program.at_limits
+    has_masks = any(each.dtype is torch.bool for _, call in program.calls for each in call.tensors())
+    limits = None if has_masks else program.at_limits
     for call in _calls_around(failed) if limits is not None else ():
+        if call.decides:
+            continue  # beside the number, a comparison may come out in another way, as may one that gave a mask
         names = [*_Arguments.of(call, program.calls).found]
         alone = [[name] for name in names] if len(names) <= _MOST_ALONE else []
         for move, moved in itertools.product(_MOVES, [*alone, names]):
