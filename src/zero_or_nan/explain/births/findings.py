@@ -266,6 +266,11 @@ class History:
         """The calls that are known, in order of time, each with the identity of its result; 0 if nothing holds it."""
         return [(0 if step.result() is None else step.key, step.call) for step in self._steps.values()]
 
+    def order_of(self, birth: Birth) -> int:
+        """Which derivative of a call the program computed when a number was born: 2 for the gradient of a gradient."""
+        step = self._births.get(birth)
+        return 1 if step is None else step.order
+
     def chains(self, birth: Birth) -> list[Chain]:
         """The call in which a number was born, and those that used its result, each with the calls before it.
 

@@ -63,6 +63,7 @@ class _Narrated:
         last: the number of its last birth.
         kind: its kind before exact arithmetic was asked.
         advice: what running the call again has shown.
+        order: of the derivative for which the advice was tried: 2 for the gradient of a gradient.
         looks: the number of passes in which names were looked up for it again.
     """
 
@@ -74,6 +75,7 @@ class _Narrated:
     last: int
     kind: Kind
     advice: Advice = NOTHING_TRIED
+    order: int = 1
     looks: int = 0
 
     @property
@@ -159,6 +161,12 @@ class Narration:
                     self.report.note(BEHIND.format(known.origin.operator, known.origin.line))
                 self.report.origins.append(known.origin)
                 continue
+            order = self._history.order_of(birth)
+            if order > known.order and any(each.choice for each in known.advice.tried):
+                known.order, known.advice = order, self._tried(diagnosis, known.origin.module)
+                known.advise(
+                    known.advice.situation or birth.operator
+                )  # a slope of 0 may be right, and its own slope wrong
             known.looks += 1
             if known.looks <= _MOST_LOOKS:
                 known.reach(map(names.of_target, targets))
@@ -170,6 +178,15 @@ class Narration:
             if birth.number > known.last:  # it may reach a later pass, too; the statistics of a norm have a copy of it
                 known.origin.times += 1
                 known.last = birth.number
+
+    def _tried(self, diagnosis: Diagnosis, module: str) -> Advice:
+        """What the call in which a number was born has shown."""
+        birth, chains = diagnosis.birth, self._history.chains(diagnosis.birth)
+        is_derivative = bool(chains) and birth.phase == "backward" and chains[-1].call.name != birth.operator
+        asked = {address(target) for target in diagnosis.targets if isinstance(target, Tensor)}
+        program = self._program()
+        advise = functools.partial(advice_on, module=module, program=program, is_derivative=is_derivative, asked=asked)
+        return tried_on(chains, advise)
 
     def _without_rows(self, birth: Birth, names: Names) -> Advice:
         """What to write to leave out the rows that a birth came in with."""
@@ -233,6 +250,7 @@ class Narration:
             is_sure=verdict.is_sure,
             tie=diagnosis.tie,
         )
+        order = self._history.order_of(birth)
         if len(self._narrated) >= _MOST_TRIALS or birth.optimizer:
             advice = NOTHING_TRIED
         elif verdict.kind in ("bad input", "contaminated"):
@@ -247,23 +265,13 @@ class Narration:
             if not advice.remedy and verdict.kind == "contaminated" and verdict.fixed:
                 advice = tried_on(self._history.chains(birth), advice_at_gap)
         else:
-            chains = self._history.chains(birth)
-            is_derivative = bool(chains) and birth.phase == "backward" and chains[-1].call.name != birth.operator
-            asked = {address(target) for target in diagnosis.targets if isinstance(target, Tensor)}
-            advise = functools.partial(
-                advice_on,
-                module=path,
-                program=self._program(),
-                is_derivative=is_derivative,
-                asked=asked,
-            )
-            advice = tried_on(chains, advise)
+            advice = self._tried(diagnosis, path)
         origin.exact = advice.exact
         if advice.exact:
             origin.kind = "overflow"
         alone = replace(birth, place=place._replace(module=None), half=None, made_of=())
         of_pass = diagnosis.has_others, diagnosis.begun, diagnosis.in_transform
-        narrated = _Narrated(origin, alone, *of_pass, birth.number, verdict.kind, advice)
+        narrated = _Narrated(origin, alone, *of_pass, birth.number, verdict.kind, advice, order)
         narrated.advise(advice.situation or _source(birth, role), name)
         if verdict.is_zero:
             origin.remedy += "\n# this gradient is 0 everywhere: what it reaches does not learn from this loss"

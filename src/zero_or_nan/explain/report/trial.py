@@ -362,9 +362,11 @@ def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
 def _has_limits(near: Sequence[Chain], rewrite: Rewrite, call: Call, program: Program) -> bool:
     """Whether the slopes that a rewrite of a call chooses are the limits, where these exist: the square of a norm.
 
-    The loss decides, if it can be computed again, and nothing else fails. Otherwise the calls that follow do.
+    The loss decides, if it can be computed again, and nothing else fails. Otherwise the calls that follow do, also for
+    second derivatives.
     """
-    now = _loss_with_rewrite(program, rewrite, call, torch.float64) if program.fails_again else None
+    is_first = all(later.order == 1 for later in near)
+    now = _loss_with_rewrite(program, rewrite, call, torch.float64) if is_first and program.fails_again else None
     is_known = now is not None and now.outcome.is_finite
     if now is not None and is_known and not are_limits(now.slopes, program.limits):
         return False
