@@ -270,6 +270,17 @@ def test_no_number_is_chosen_if_it_would_decide_what_infinities_leave_open(progr
     assert origin.kind == "undefined" and origin.replaces is None and "as arbitrary as" in origin.remedy, origin
 
 
+@pytest.mark.parametrize("is_second", [False, True])
+def test_no_slope_is_chosen_that_is_wrong_for_the_second_derivative_of_a_later_pass(program, is_second):
+    lines = (
+        "def energy(x):\n    a = torch.acos(x[0] / (x * x).sum().sqrt())\n    return (torch.pi + a - torch.pi) ** 2\n"
+    )
+    lines += "energy(x).backward()\n"
+    lines += "torch.autograd.functional.hessian(energy, x.detach())\n" if is_second else ""
+    origin = program.origins([1.0, 0.0], f"{lines}loss = energy(x)")[0]
+    assert ("# a choice: the slope at" in origin.remedy and origin.replaces == 5) is not is_second, origin
+
+
 def test_a_number_is_chosen_for_an_infinity_that_a_mask_multiplies(program):
     (origin,) = program.origins([0.0, 1.0], "loss = (1 / x.detach() * torch.tensor([0.0, 1.0]) * x.exp()).sum()")
     assert origin.replaces == 4 and "leaves this element out" in origin.remedy, origin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -18,9 +19,14 @@ def is_number(text: str, value: Any, place: Place) -> bool:
     """
     if re.fullmatch(r"-?[\d.][\d.e-]*", text):
         return True
-    given = _given(parsed_file(place) or ast.Pass()) if isinstance(value, (int, float)) else ()
-    name = text.rpartition(".")[2]
-    return any(known == name and isinstance(node, ast.Constant) and node.value == value for known, node in given)
+    tree = parsed_file(place) if isinstance(value, (int, float)) else None
+    return tree is not None and (text.rpartition(".")[2], value) in _numbers(tree)
+
+
+@functools.lru_cache(8)
+def _numbers(tree: ast.Module) -> frozenset[tuple[str, object]]:
+    """The names in a file, each with a constant that it gets."""
+    return frozenset((name, node.value) for name, node in _given(tree) if isinstance(node, ast.Constant))
 
 
 def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
