@@ -233,8 +233,8 @@ def test_the_line_gives_the_limit_of_the_gradient(program, name):
 def test_nothing_is_moved_that_is_compared(program, inside, outside, is_moved):
     lines = f"def polar(e):\n    e = {inside}\n    return (e[0] ** 2 + e[1] ** 2).sqrt(), torch.atan2(e[0], e[1])\n"
     lines += f"r, a = polar(x)\na = {outside}\nloss = 1 + r * a.cos() + 2 * r * a.sin()"
-    origins = program.origins([0.0, 0.0], lines)  # of atan2, too, before PyTorch gave it the slope 0 there
-    assert all(("moved a little" in origin.remedy) is is_moved for origin in origins), origins
+    origins = program.origins([0.0, 0.0], lines)  # on PyTorch 2.6, atan2 is one, too
+    assert any("moved a little" in origin.remedy for origin in origins) is is_moved, origins
 
 
 @pytest.mark.parametrize("name", REFUSED)
