@@ -163,10 +163,9 @@ class Narration:
                 continue
             order = self._history.order_of(birth)
             if order > known.order and any(each.choice for each in known.advice.tried):
+                # A slope that was chosen may be right, and the slope of this slope wrong.
                 known.order, known.advice = order, self._tried(diagnosis, known.origin.module)
-                known.advise(
-                    known.advice.situation or birth.operator
-                )  # a slope of 0 may be right, and its own slope wrong
+                known.advise(known.advice.situation or birth.operator)
             known.looks += 1
             if known.looks <= _MOST_LOOKS:
                 known.reach(map(names.of_target, targets))
