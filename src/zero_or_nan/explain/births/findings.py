@@ -268,7 +268,7 @@ class History:
 
     def order_of(self, birth: Birth) -> int:
         """Which derivative of a call the program computed when a number was born: 2 for the gradient of a gradient."""
-        step = self._births.get(birth)
+        step = self.of_birth(birth)
         return 1 if step is None else step.order
 
     def chains(self, birth: Birth) -> list[Chain]:

@@ -17,12 +17,14 @@ from .source import closed, parsed_file
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-
 _OF_SHAPES = re.compile(r"\.(shape|size|ndim|dim|numel|dtype|device)\b|\blen\(| is (not )?None|'")
+"""What a comparison has that does not depend on numbers: a shape, a dtype, a string, or None."""
+
 _STEPS = frozenset(
     "eq ne lt le gt ge equal isclose allclose bool sign heaviside floor ceil round trunc nonzero argmax argmin argsort "
     "sort topk searchsorted isnan isinf isfinite".split()
 )
+"""Functions whose result jumps when a number changes a little."""
 
 
 class OnlyCall(NamedTuple):
@@ -123,10 +125,8 @@ def only_calls_around(place: Place) -> Iterator[OnlyCall]:
     names = [node.name for node in nodes if isinstance(node, (_Function, ast.ClassDef))]
     used = [name for node in nodes if (name := _name(node)) in functions]
     calls = {name: node for node in nodes if isinstance(node, ast.Call) and (name := _name(node.func)) in functions}
-    whole = [
-        node for node in nodes if isinstance(node, ast.Assign) and _end(node) == _end(node.value)
-    ]  # no parentheses
-    targets = {node.value: node.targets for node in whole}
+    assigned = [node for node in nodes if isinstance(node, ast.Assign)]
+    targets = {node.value: node.targets for node in assigned if _end(node) == _end(node.value)}  # no parentheses
     single = {name for name in calls if names.count(name) == used.count(name) == 1}
     found = []
     for name in single:

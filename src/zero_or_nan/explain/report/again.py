@@ -52,21 +52,24 @@ class Program:
         return found is not None and found.is_alike and not found.outcome.is_finite
 
     @cached_property
+    def exact(self) -> Again | None:
+        """What the calls give in float64; None if they do not fail again, or if a call does not take that."""
+        return once_more(self, dtype=torch.float64) if self.fails_again else None
+
+    @cached_property
     def limits(self) -> Mapping[Any, tuple[Tensor, Tensor]]:
         """Where the loss or its gradients are not finite, and what they tend to there, if that is known."""
-        plain = once_more(self, dtype=torch.float64) if self.fails_again else None
-        return {} if plain is None else limits_of_slopes(plain.slopes, self._beside(plain.kept))
+        return {} if self.exact is None else limits_of_slopes(self.exact.slopes, self._beside(self.exact.kept))
 
     @cached_property
     def at_limits(self) -> Again | None:
         """The loss and its gradients in float64, with limits where they are not finite; None if one has none."""
-        found = once_more(self, dtype=torch.float64) if self.limits else None
-        if found is None or any(bool(limit.isnan().any()) for _, limit in self.limits.values()):
+        if self.exact is None or not self.limits or any(bool(it.isnan().any()) for _, it in self.limits.values()):
             return None
-        parts = dict(found.slopes)
+        parts = dict(self.exact.slopes)
         for key, (bad, limit) in self.limits.items():
             parts[key] = parts[key].masked_scatter(bad, limit)
-        return found._replace(outcome=Outcome(parts.pop("the loss"), parts))
+        return self.exact._replace(outcome=Outcome(parts.pop("the loss"), parts))
 
     def _beside(self, tensors: Sequence[Tensor]) -> Iterator[Slopes]:
         """The loss and its gradients, for numbers beside those that came in."""

@@ -394,9 +394,9 @@ def _is_open(later: Chain, call: Call) -> bool:
 
 def _is_coarse(rewrite: Rewrite, call: Call, program: Program) -> bool:
     """Whether a rewrite gives a loss that is known, and not near the exact one."""
-    exact = once_more(program, dtype=torch.float64) if program.fails_again else None
-    now = None if exact is None or not exact.outcome.is_finite else _loss_with_rewrite(program, rewrite, call, None)
-    return now is not None and not agree(now, exact, 5e-3)
+    is_known = program.exact is not None and program.exact.outcome.is_finite
+    now = _loss_with_rewrite(program, rewrite, call, None) if is_known else None
+    return now is not None and not agree(now, program.exact, 5e-3)
 
 
 def _loss_with_rewrite(program: Program, rewrite: Rewrite, call: Call, dtype: torch.dtype | None) -> Again | None:

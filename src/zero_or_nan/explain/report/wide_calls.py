@@ -48,11 +48,10 @@ def with_wider_arguments(failed: Chain, program: Program) -> tuple[str, int, int
         failed: the calls that led to a number that is not finite. The number may have been lost in any of them.
         program: all calls that are known.
     """
-    ways = [way for call in _calls_around(failed) for way in _ways(call, program.calls)]
-    if not ways or not program.fails_again:
-        return None
-    exact, moved = (once_more(program, dtype=torch.float64, noise=noise) for noise in (0.0, _NOISE))
-    if exact is None or moved is None or not agree(moved, exact, 1e-3):
+    calls = program.calls
+    ways = [way for call in _calls_around(failed) for way in _ways(call, calls, _Arguments.of(call, calls))]
+    exact = program.exact if ways else None
+    if exact is None or not agree(once_more(program, dtype=torch.float64, noise=_NOISE), exact, 1e-3):
         return None
     for way in ways:
         found = once_more(program, converted=way.converted, changed=way.changed)
@@ -75,10 +74,11 @@ def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int
     for call in _calls_around(failed) if limits is not None else ():
         if call.decides:
             continue  # beside the number, a comparison may come out in another way, as may one that gave a mask
-        names = [*_Arguments.of(call, program.calls).found]
+        given = _Arguments.of(call, program.calls)
+        names = [*given.found]
         alone = [[name] for name in names] if len(names) <= _MOST_ALONE else []
         for move, moved in itertools.product(_MOVES, [*alone, names]):
-            for way in _ways(call, program.calls, move, moved):
+            for way in _ways(call, program.calls, given, move, moved):
                 found = once_more(program, converted=way.converted, changed=way.changed)
                 if found is not None and agree(found, limits, 2e-3):
                     back = once_more(program, converted=way.opposite.converted, changed=way.changed)
@@ -89,8 +89,8 @@ def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int
 
 
 _TO_A_LIMIT = """\
-# the loss or a gradient has no number here, but a limit, which this call gives
-# nearly: its argument is moved a little."""
+# the loss or a gradient has a limit here, but the formula gives no number. This
+# call gives nearly the limit, because an argument is moved a little."""
 
 
 class _Move(NamedTuple):
@@ -222,16 +222,18 @@ class _Way(NamedTuple):
         return wide + self.step * self.by(wide.detach())
 
 
-def _ways(call: OnlyCall, calls: Calls, move: _Move | None = None, moved: Collection[str] = ()) -> Iterator[_Way]:
+def _ways(
+    call: OnlyCall, calls: Calls, given: _Arguments, move: _Move | None = None, moved: Collection[str] = ()
+) -> Iterator[_Way]:
     """The lines with which the tensors among the arguments of a call are wider, and some are moved.
 
     Args:
         call: the call.
         calls: all calls that are known.
+        given: the arguments of the call.
         move: how arguments are moved.
         moved: by parameter, which.
     """
-    given = _Arguments.of(call, calls)
     dtypes = {each.dtype for things in given.found.values() for each in things}
     dtype = torch.float64 if moved or dtypes <= {torch.float32, torch.float64} else torch.float32
     wide = [name for name, things in given.found.items() if any(is_smaller(each, dtype) for each in things)]
