@@ -113,12 +113,6 @@ for root, square in (
     rewrite(f"neg({root}) * {root}", f"-{square}")
     rewrite(f"square({root})", square)
     rewrite(f"({root} / a) ** 2", f"{square} / a ** 2")
-for norm in ("norm", "linalg_vector_norm", "linalg_norm"):  # PyTorch has the slope 0 at 0, and then 0 / 0
-    is_zero, every = "(x == 0).all(dim, keepdim={})", "torch.linalg.vector_norm({}, dim=dim, keepdim=keepdim)"
-    safe = every.format(f"x.masked_fill({is_zero.format(True)}, 1)")
-    flat = "a length of 0 has the slope 0, and all further derivatives are 0"
-    rewrite(f"{norm}(x, dim)", f"torch.where({is_zero.format('keepdim')}, 0, {safe})", flat)
-    rewrite(f"{norm}(x)", "torch.where((x == 0).all(), 0, x.masked_fill((x == 0).all(), 1).norm())", flat)
 rewrite("x / norm(x, dim)", "F.normalize(x, dim=dim)", "a vector of 0 stays 0, with a slope of 1e12")
 rewrite("exp(x) * a", "torch.where(a == 0, 0, torch.where(a == 0, 0, x).exp() * a)")
 rewrite("exp(a - b)", "(a - torch.where(b == -torch.inf, 0, b)).exp()", "the exponential of -inf less -inf is 0")

@@ -26,6 +26,7 @@ from ...masks.numbers import all_finite, has_nan
 from ..graph import signed
 from ..numerics import numerics
 from ..registry import derivative, function, rule
+from ..rewrites import rewrite
 from .reductions import picked_share
 
 function("Norm", fills=("MaskedFill(Div(Norm))", "MaskedFill(Div(Pow(Norm)))"))
@@ -40,6 +41,14 @@ _DISTANCES = "atlas#norms-and-distances"
 numerics("norm", grows=True, no_direction=True, has_order=True, section="undefined", points=_DISTANCES)
 numerics("linalg_vector_norm linalg_norm", grows=True, no_direction=True, has_order=True, points=_DISTANCES)
 numerics("cosine_similarity cdist pdist", no_direction=True)
+
+# PyTorch has the slope 0 at a length of 0, and its second derivative is 0 / 0 there.
+for name in ("norm", "linalg_vector_norm", "linalg_norm"):
+    is_zero, every = "(x == 0).all(dim, keepdim={})", "torch.linalg.vector_norm({}, dim=dim, keepdim=keepdim)"
+    safe = every.format(f"x.masked_fill({is_zero.format(True)}, 1)")
+    flat = "a length of 0 has the slope 0, and all further derivatives are 0"
+    rewrite(f"{name}(x, dim)", f"torch.where({is_zero.format('keepdim')}, 0, {safe})", flat)
+    rewrite(f"{name}(x)", "torch.where((x == 0).all(), 0, x.masked_fill((x == 0).all(), 1).norm())", flat)
 
 
 def _of_largest(node: Any) -> bool:
