@@ -1,4 +1,4 @@
-"""How much `ignoring` follows inside compiled regions: every layer and every loss of `torch.nn`, for each backend.
+"""How much `ignoring` follows inside compiled regions: nearly all layers and losses of `torch.nn`, for each backend.
 
 Some rows of each batch are NaN or infinite, and the loss leaves them out: by a slice, by `where`, or by `ignore_index`.
 The selection is inside the compiled region, or after it. The reference is the gradient of uncompiled plain PyTorch for

@@ -1,4 +1,4 @@
-"""Every layer of torch.nn: half of a batch is bad, the loss uses the rest, gradients are those of a clean batch."""
+"""The layers of torch.nn: half of a batch is bad, the loss uses the rest, gradients are those of a clean batch."""
 
 from itertools import product
 
