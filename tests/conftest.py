@@ -104,6 +104,14 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return called
 
 
+@pytest.fixture(autouse=True)
+def keeps_the_tracer() -> Iterator[None]:
+    """A test that leaves no tracer behind takes it from coverage, and later tests would seem to run nothing."""
+    before = sys.gettrace()
+    yield
+    assert sys.gettrace() is before
+
+
 @pytest.fixture(scope="module")
 def quick_samples() -> Iterator[None]:
     """For PyTorch's samples of an operator, its database reads the whole stack: under pytest, that takes 40 ms."""
