@@ -1,4 +1,4 @@
-"""`python -m zero_or_nan.explain script.py args…`: run a script, and tell where its NaN was born, or can be."""
+"""`python -m zero_or_nan.explain script.py args…`: run a script, and report where a NaN appears, or could."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from .report.report import NotFiniteError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a script inside of `explain`, print the report, and give the exit status.
+    """Run a script inside `explain`, print the report, and return the exit status.
 
     Returns:
-        1 if a NaN or an infinity reached the loss or a gradient, or can, or the script failed; else the script's own.
+        1 if a NaN or infinity reached the loss or a gradient, or can, or the script failed; else its own status.
 
     Raises:
-        KeyboardInterrupt: what the user stopped, after the report.
+        KeyboardInterrupt: if the user stopped the script. The report is printed first.
     """
     parser = argparse.ArgumentParser(
         prog="python -m zero_or_nan.explain",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Run a script, and say where a NaN or an infinity was born that reached the loss or a gradient.",
+        description="Run a script, and report where a NaN or infinity in its loss or gradients first appeared.",
         epilog="The exit status is 1 if a NaN or an infinity reached the loss or a gradient, or if the script failed.\n"
-        "Otherwise it is the script's own.\n\nexample:\n  python -m zero_or_nan.explain --stop train.py --epochs 1",
+        "Otherwise it is the script's status.\n\nexample:\n  python -m zero_or_nan.explain --stop train.py --epochs 1",
     )
-    parser.add_argument("--json", action="store_true", help="print the report, or what a search has found, as JSON")
-    parser.add_argument("--stop", action="store_true", help="end the script with the first bad backward pass")
+    parser.add_argument("--json", action="store_true", help="print the report, or the results of a search, as JSON")
+    parser.add_argument("--stop", action="store_true", help="end the script after the first bad backward pass")
     parser.add_argument(
         "--probe", action="store_true", help="search the loss of the first step for a NaN, and end the script there"
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long the search may take (default: 10)")
-    parser.add_argument("-m", dest="module", action="store_true", help="the script is a module's name")
-    parser.add_argument("script", help="what to run")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time limit of the search in seconds (default: 10)")
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module: the script argument is its name")
+    parser.add_argument("script", help="the file to run, or the name of a module")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="the arguments of the script")
     options = parser.parse_args(arguments)
     if not options.module and not os.path.isfile(options.script):
         parser.error(f"there is no file {options.script!r}")

@@ -21,28 +21,28 @@ class explain:  # noqa: N801
     time. This extra pass does not run the hooks of leaves, or hooks that were registered in the block. Three kinds of
     code run twice: hooks that were registered inside a graph before the block, code in a checkpoint, and an
     `autograd.Function` that you registered with `ignoring.function`. What the code in a checkpoint writes into tensors
-    during the extra pass is undone. If you did not register your `autograd.Function`, the extra pass is left out.
+    during the extra pass is undone. If you did not register such a function, `explain` skips the extra pass.
 
     Until a backward pass ends, `explain` keeps the operands of the last 2,000 calls, at most 256 MB of them. If the
-    loss uses the element, the failed formula runs again with them, in several ways, to find one that gives the right
-    numbers.
+    loss uses the NaN or infinity, `explain` runs the failed formula again on these operands, written in several ways,
+    to find a version that gives the right numbers.
 
-    Your own modes, `FlopCounterMode` and PyTorch's profilers do not count the operators of `explain`. A profiler that
-    records memory, stacks of Python calls, or kernels on a GPU does record those of `explain` too.
+    Your own modes, `FlopCounterMode` and PyTorch's profilers do not count the operators that `explain` runs. A profiler
+    that records memory, stacks of Python calls, or kernels on a GPU does record the ones from `explain` too.
 
-    If there are several processes, each watches itself. With `on_nan="raise"`, a process also raises if its gradients
-    are not finite because of another process. So all processes of `DistributedDataParallel` raise after the same pass,
-    and nothing is communicated for it. In a pass that does not synchronize gradients, as in `no_sync()`, only the
-    process with the NaN raises. If it goes on after the error, it has to take part in what the others communicate.
+    If there are several processes, each process watches only itself. With `on_nan="raise"`, a process also raises if
+    its gradients are not finite because of another process. So all processes of `DistributedDataParallel` raise after
+    the same pass, without extra communication. In a pass that does not synchronize gradients, as in `no_sync()`, only
+    the process with the NaN raises. If this process continues, it must still take part in the others' communication.
 
-    If a compiled region gives a NaN or an infinity, in forward or in backward, `explain` runs the graph of the region a
-    second time, uncompiled and on copies, and reports the line inside of it. The results stay those of the compiled
-    code. If a transform of `torch.func` gives one, `explain` calls the transformed function once more, without the
-    transform, and reports the line inside of it.
+    If a compiled region produces a NaN or an infinity, in forward or in backward, `explain` runs the graph of the
+    region a second time, uncompiled and on copies, and reports the line inside it. The results stay those of the
+    compiled code. If a transform of `torch.func` produces the NaN or infinity, `explain` calls the transformed function
+    again, without the transform, and reports the line inside it.
 
-    A parameter may stop being finite though every gradient was finite, because of an optimizer's step, or of a change
-    that your code made. If no backward pass follows in the block, the report names it when the block ends. If no pass
-    told of anything, the report also names a number in a result that still exists, and that no function has used.
+    An optimizer's step, or your own code, may make a parameter NaN or infinite even if every gradient was finite. If no
+    backward pass follows in the block, the report names this origin when the block ends. If no backward pass found a
+    problem, the report also names a NaN or infinity in a result that still exists and that no function has used.
 
     Args:
         on_nan: with "report", the block continues. With "raise", `NotFiniteError` is raised at the end of the backward
@@ -76,13 +76,13 @@ class explain:  # noqa: N801
 
     def __init__(self, on_nan: Literal["report", "raise"] = "report") -> None:
         if on_nan not in ("report", "raise"):
-            raise ValueError(f'on_nan={on_nan!r} is not known; use "report" to go on, or "raise"')
+            raise ValueError(f'on_nan={on_nan!r} is not known: use "report" to continue, or "raise" to stop')
         self.on_nan = on_nan
         self._watch: Watch | None = None
 
     def __enter__(self) -> Report:
         if self._watch is not None:
-            raise RuntimeError("this watch is on already: make another with explain()")
+            raise RuntimeError("this explain object already watches a block: create another one with explain()")
         self._watch = Watch(Report(), self.on_nan == "raise")
         self._interrupted = weakref.finalize(self, self._watch.end)  # Ctrl-C may come before or in `__exit__`
         self._interrupted.atexit = False

@@ -1,4 +1,4 @@
-"""A callback for Hugging Face's Trainer. This file needs `transformers`; no other file imports this one."""
+"""A callback for Hugging Face's Trainer. This file needs `transformers`, so no other file imports it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 try:
     from transformers import Trainer, TrainerCallback
 except ImportError as error:
-    raise ImportError("zero_or_nan.explain.huggingface needs transformers: pip install transformers") from error
+    raise ImportError("zero_or_nan.explain.huggingface needs transformers: run pip install transformers") from error
 
 from .probe.probing import probe
 from .program.tensors import are_finite_at_once, tensors_in
@@ -18,20 +18,20 @@ from .training.methods import ExplainedMethod, put_back
 
 
 class ExplainCallback(TrainerCallback):
-    """Stops a Hugging Face training at the first batch whose loss or gradient is not finite, and explains the batch.
+    """Stops Hugging Face's Trainer at the first batch whose loss or gradient is not finite, and explains the batch.
 
-    From the beginning of a training to its end, the trainer's `training_step` is decorated with `explain.on_failure`.
-    If gradients are accumulated, each batch is checked. The trainers of TRL take the same callback: `SFTTrainer` and
-    `GRPOTrainer` were tried, of TRL 1.16.0.
+    During a training run, `explain.on_failure` decorates the trainer's `training_step`. If the trainer accumulates
+    gradients, each batch is checked. The trainers of TRL take the same callback: it was tried with `SFTTrainer` and
+    `GRPOTrainer` of TRL 1.16.0.
 
     Args:
-        probe: search the loss of the first batch with `explain.probe` before it is trained on, and print the report.
-            The search takes at most about 10 seconds. It is left out if several processes train.
+        probe: search the loss of the first batch with `explain.probe` before the training step, and print the report.
+            The search takes at most about 10 seconds. It is skipped if several processes train.
 
     Raises:
         NotFiniteError: from `trainer.train()`, before the optimizer uses the gradient. The report names the step. The
             Trainer's `logging_nan_inf_filter`, which is on by default, keeps NaN losses out of the log. The report says
-            if it would have hidden this loss.
+            if this filter would have hidden the loss.
 
     Example::
 
@@ -45,11 +45,11 @@ class ExplainCallback(TrainerCallback):
         self.probe = probe
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Decorate the method."""
+        """Decorate the trainer's `training_step`."""
         _TrainingStep(self, self._trainer(), kwargs["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put the method back."""
+        """Restore the trainer's own `training_step`."""
         put_back(self._trainer(), "training_step")
 
     def is_of(self, trainer: Trainer) -> bool:
@@ -75,7 +75,7 @@ class _TrainingStep(ExplainedMethod):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.callback.is_of(self.owner):
             return super().__call__(*args, **kwargs)
-        # A training ended by an exception outside of its steps, and the callback was removed since.
+        # An exception outside the steps ended the training run, and the callback was removed since then.
         put_back(self.owner, self.name)
         return self.method(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""A callback for Lightning, by either of its names. This file needs one of them; no other file imports this one."""
+"""A callback for Lightning, under either package name. No other file imports this one, because it needs Lightning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .probe.probing import probe
 from .training.methods import ExplainedMethod, put_back
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
-"""Two packages with the same code, but each has a class `Callback` of its own."""
+"""Two packages with the same code, but each with its own class `Callback`."""
 
 
 def _callback_classes() -> tuple[Any, ...]:
@@ -26,21 +26,21 @@ def _callback_classes() -> tuple[Any, ...]:
             except ImportError as error:
                 missing = error
     if not modules:
-        raise ImportError("zero_or_nan.explain.lightning needs Lightning: pip install lightning") from missing
+        raise ImportError("zero_or_nan.explain.lightning needs Lightning: run pip install lightning") from missing
     return tuple(module.Callback for module in modules)
 
 
 class ExplainCallback(*_callback_classes()):  # type: ignore[misc]
-    """Stops a Lightning training at the first batch whose loss or gradient is not finite, and explains the batch.
+    """Stops Lightning's Trainer at the first batch whose loss or gradient is not finite, and explains the batch.
 
-    From the beginning of a training to its end, what the trainer does for a batch is decorated with
-    `explain.on_failure`: `training_step`, backward, clipping and the step of the optimizer. If gradients are
-    accumulated, each batch is checked. Manual optimization needs nothing else.
+    During a training run, `explain.on_failure` decorates everything that the trainer does for a batch: `training_step`,
+    backward, clipping and the optimizer's step. If the trainer accumulates gradients, each batch is checked. Manual
+    optimization needs no other setup.
 
     Args:
-        probe: search the loss of the first batch with `explain.probe` before it is trained on, and print the report.
-            The search takes at most about 10 seconds. It is left out if several processes train, or if the module
-            optimizes manually, because its `training_step` returns no loss then.
+        probe: search the loss of the first batch with `explain.probe` before the training step, and print the report.
+            The search takes at most about 10 seconds. It is skipped if several processes train, or if the module
+            optimizes manually, because its `training_step` then returns no loss.
 
     Raises:
         NotFiniteError: from `trainer.fit()`, before the optimizer uses the gradient. The report names the step, the
@@ -59,17 +59,17 @@ class ExplainCallback(*_callback_classes()):  # type: ignore[misc]
         self.probe = probe
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Decorate the methods."""
+        """Decorate the `run` of the trainer's optimization loops."""
         for loop in _optimization(trainer):
             _Run(loop, "run", pl_module, probe if self.probe and pl_module.automatic_optimization else None)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Put the methods back."""
+        """Restore the loops' own `run`."""
         for loop in _optimization(trainer):
             put_back(loop, "run")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Put the methods back."""
+        """Restore the loops' own `run`."""
         self.teardown(trainer, pl_module, "fit")
 
 

@@ -1,9 +1,9 @@
-"""Where a gradient became 0, or where it ends: what `explain` does for a NaN, for a gradient that is 0 or None.
+"""Finds the call that made a gradient 0 or None, as `explain` finds the call that made a gradient NaN.
 
-Two things are watched. A call may take numbers that have a graph, and return numbers that have none: `argmax`, `x > 0`,
-`detach`, or any call under `no_grad`. And a node of the graph may pass on nothing but zeros though a gradient arrived:
-of a dead relu, of a saturated sigmoid, of a product that underflows. Most such calls are meant, and do no harm. A call
-is reported only if a leaf gets no gradient, or zeros alone, because of it.
+`zeros` watches for two events. A call may take tensors with a graph and return tensors without one: `argmax`, `x > 0`,
+`detach`, or any call under `no_grad`. Or a node may pass on only zeros although a nonzero gradient arrived: the node of
+a dead relu, of a saturated sigmoid, or of a product that underflows. Most such calls are intended and harmless. A call
+is reported only if it leaves a leaf without a gradient, or with zeros alone.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .report.report import place
 
 
 class Zero(NamedTuple):
-    """A call that left leaves without a gradient.
+    """A call because of which some leaves get no gradient, or a gradient of 0.
 
     Attributes:
         operator: the public name of the function.
         filename, line, source: the line of your code that called it.
-        is_cut: whether its result has no graph, so the gradient is None; else the gradient is 0.
-        leaves: the names of the leaves.
+        is_cut: True if its result has no graph, so the gradient is None. False if the gradient is 0.
+        leaves: the names of these leaves.
     """
 
     operator: str
@@ -65,10 +65,10 @@ def _is_something(gradient: Tensor | None) -> bool:
 
 
 class zeros(TorchFunctionMode):  # noqa: N801
-    """Watch a block of code, and report which calls left a leaf with a gradient of 0, or without one.
+    """Watch a block of code, and report the calls because of which a leaf gets a gradient of 0, or no gradient.
 
-    The numbers are the same with and without `zeros`. A call is not seen if its result leaves PyTorch, as by `item`,
-    or if it runs in compiled code.
+    The numbers are the same with and without `zeros`. It does not see a call whose result leaves PyTorch, as with
+    `item`, or a call in compiled code.
 
     Example:
         >>> import torch

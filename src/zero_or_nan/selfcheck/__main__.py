@@ -15,14 +15,14 @@ from .report import CASES_HEAD, OPERATORS_HEAD, Comparison
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check, print, and return the exit status."""
+    """Run the check, print the result, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m zero_or_nan.selfcheck",
-        description="Run the book's cases and a sample of PyTorch's operators here, by plain PyTorch and by ignoring, "
-        "and compare with what was recorded. Exits with 1 after a difference.",
+        description="Run the book's cases and a sample of PyTorch's operators, with plain PyTorch and with ignoring, "
+        "and compare the results with the recorded ones. The exit status is 1 after a difference.",
     )
-    parser.add_argument("--device", help="where to run: cpu, cuda, cuda:1, mps … (default: an accelerator if there is)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON, to attach to a report")
+    parser.add_argument("--device", help="where to run: cpu, cuda, cuda:1, mps … (default: the accelerator, or cpu)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, to attach to a bug report")
     options = parser.parse_args(arguments)
     name = options.device or accelerator() or "cpu"
     try:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.ones(1, device=device).add(1).item()
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        parser.error(f"no device {name!r} here ({reason}); use --device {accelerator() or 'cpu'}")
+        parser.error(f"no device {name!r} here ({reason}): use --device {accelerator() or 'cpu'}")
     try:
         report = Comparison(device)
         if options.json:
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def accelerator() -> str | None:
-    """The kind of accelerator that is here, if one is."""
+    """The type of this machine's accelerator; None if there is none."""
     for kind in ("cuda", "mps", "xpu"):
         if getattr(torch, kind).is_available():
             return kind

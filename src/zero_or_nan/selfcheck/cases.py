@@ -1,6 +1,6 @@
-"""The book's cases in a few lines each: a loss by plain PyTorch, its leaves, and the gradient that each has to get.
+"""The book's cases, in a few lines each: a loss in plain PyTorch, its leaves, and the right gradient of each leaf.
 
-Sums are of small whole numbers where the order of a sum could matter: they are exact on every device.
+If the order of a sum could matter, it is of small whole numbers, because their sum is exact on every device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INF, NAN = float("inf"), float("nan")
 
 @dataclass(frozen=True)
 class Setting:
-    """What is differentiated: outputs, the vector that backward gets for them, leaves, and a reference for each."""
+    """The setting of a case: outputs, the vector that backward gets for them, leaves, and a reference for each leaf."""
 
     outputs: Tensor
     leaves: Sequence[Tensor]
@@ -33,9 +33,9 @@ SetUp = Callable[[torch.device], Setting]
 
 @dataclass(frozen=True)
 class CheckedCase:
-    """One case: its name, the thread it comes from, how it is set up on a device, and what counts as *right*.
+    """A case: its name, the thread it comes from, its setup on a device, and the ulps that still count as *right*.
 
-    `recorded`: the words for plain PyTorch's gradient and for ours, which were the same with all of `RELEASES`.
+    `recorded`: the words for plain PyTorch's gradient and for ours. They were the same with all `RELEASES`.
     """
 
     name: str
@@ -50,7 +50,7 @@ CASES: list[CheckedCase] = []
 
 
 def case(name: str, thread: str = "", ulps: int = ULPS, recorded: Words = FIXED) -> Callable[[SetUp], None]:
-    """Make a function of a device a case."""
+    """Register a function of a device as the setup of a case."""
     return lambda set_up: CASES.append(CheckedCase(name, thread, set_up, ulps, recorded))
 
 
@@ -173,7 +173,7 @@ def _sliced_sequences(device: torch.device) -> Setting:
     with torch.no_grad():
         for number, parameter in enumerate(parameters, 1):
             parameter.copy_(torch.linspace(0.1, 0.5, parameter.numel()).reshape(parameter.shape) / number)
-    # The good rows alone, by the same kernels: cuDNN's are thousands of ulps from float64, with plain PyTorch too.
+    # The reference uses the same kernels on the good rows, because cuDNN is thousands of ulps from float64 in any case.
     alone = torch.autograd.grad(layer(good.to(device))[0].sum(), parameters)
     gradients = [gradient.cpu().double() for gradient in alone]
     return Setting(layer(rows)[0][:, :2].sum(), parameters, list(map(_all_used, gradients)))

@@ -1,4 +1,4 @@
-"""Ask every case and a sample of PyTorch's operators, by plain PyTorch and by `ignoring`: a word for each."""
+"""Tests every case and a sample of PyTorch's operators, with plain PyTorch and with `ignoring`: a word for each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .poisoned import Gradients, Tally, database, judge, name_of, poisoned, same
 from .words import FIXED, WORDS, Words, word
 
 SAMPLES = 40
-"""Samples of each operator that are looked at, at most."""
+"""The largest number of samples of an operator that are tested."""
 ENOUGH = 8
-"""Contaminated samples after which no other is looked at."""
+"""The number of contaminated samples after which an operator's test ends."""
 OPERATORS = """
     exp sqrt div.no_rounding_mode atan2 pow xlogy nn.functional.gelu
     mm bmm nn.functional.linear nn.functional.conv2d nn.functional.bilinear
@@ -31,18 +31,18 @@ OPERATORS = """
     nn.functional.embedding_bag cdist scatter_reduce.amax index_reduce.amax
     kron cross trapezoid nn.functional.local_response_norm
 """.split()
-"""Names in PyTorch's database of operators, of each kind of rules. A poisoned number can crash none of them."""
+"""Names in PyTorch's database of operators, for each kind of rule. A poisoned number can't crash any of them."""
 
 NO_SAMPLE = "no sample"
 NOT_FOLLOWED = "not followed"
-"""Ours where `ignoring` itself warns that it could not go on, and the gradient is plain PyTorch's from there on."""
+"""The word for `ignoring` if it warns that it could not go on, and so from there on returns PyTorch's gradient."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was asked, the words for plain PyTorch's gradient and for ours, and the recorded words.
+    """The name of a case or an operator, the words for plain PyTorch's gradient and for ours, and the recorded words.
 
-    `tally` is an operator's.
+    `tally` has the counts of an operator.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Row:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without warnings, which the words make superfluous, and in one thread, which is faster for small tensors."""
+    """While entered, no warnings are shown, because the words replace them. One thread is faster for small tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -67,22 +67,22 @@ def quietly() -> Iterator[None]:
 
 
 def ask_case(case: CheckedCase, device: torch.device) -> Row:
-    """One case. An exception is a word too, so that the rest goes on."""
+    """The row of a case. An exception becomes a word, so that the other cases still run."""
     plain_word, plain = _gradients(torch.autograd.grad, case, device)
     our_word, ours = _gradients(ignoring.grad, case, device)
     if our_word in ("right", "rounded") and not _keeps_bits(ours, plain):
-        # Where plain PyTorch adds in another order each time, there are no bits to keep.
+        # If plain PyTorch adds in another order each time, there are no bits to keep.
         _, again = _gradients(torch.autograd.grad, case, device)
         our_word = "other bits" if _keeps_bits(again, plain) else our_word
     return Row(case.name, plain_word, our_word, case.recorded, case)
 
 
 def ask_operator(name: str, op: Any, device: torch.device) -> Row:
-    """One operator of the database, or None where this release has none of that name."""
+    """The row of an operator of the database. `op` is None if this release has no operator of this name."""
     try:
         tally = Tally(name) if op is None else tally_of(op, device)
     except Exception as error:
-        # An operator that another device doesn't have, or that its samples need float64 for, could not be asked.
+        # Another device may lack the operator, or the float64 that its samples need. Then it can't be tested.
         lacks = device.type != "cpu" and isinstance(error, (NotImplementedError, TypeError))
         told = NO_SAMPLE if lacks else f"raises {type(error).__name__}"
         return Row(name, told, told, tally=Tally(name))
@@ -99,7 +99,7 @@ def ask_operator(name: str, op: Any, device: torch.device) -> Row:
 
 
 def tally_of(op: Any, device: torch.device) -> Tally:
-    """What became of an operator's poisoned samples, which are the same in each run."""
+    """The tally of an operator's poisoned samples, which are the same in each run."""
     counts = Tally(name_of(op))
     random.seed(0)
     torch.manual_seed(0)
@@ -111,7 +111,7 @@ def tally_of(op: Any, device: torch.device) -> Tally:
 
 
 def ask_all(device: torch.device, tell: Callable[[Row], None]) -> tuple[list[Row], str | None]:
-    """Every row, each told as soon as it is there, and why there are no operators, or None."""
+    """All rows, and the reason if there are no operators, else None. `tell` gets each row as soon as it is ready."""
     rows: list[Row] = []
 
     def add(row: Row) -> None:

@@ -1,4 +1,4 @@
-"""Which private names of PyTorch, of those that the library uses, the installed PyTorch lacks."""
+"""Finds the private names of PyTorch that the library uses, but that the installed PyTorch lacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..private import TABLE
 
 
 def rows() -> Iterator[tuple[list[str], str, str]]:
-    """For each name of the table: the name and its alternatives, what for, and what happens without it."""
+    """For each name of the table: the name with its alternatives, its purpose, and what happens without it."""
     for line in TABLE.splitlines():
         names, purpose, without = line.split(" | ")
         owner = names.partition(",")[0].partition(" or ")[0].rpartition(".")[0]
@@ -25,7 +25,7 @@ def rows() -> Iterator[tuple[list[str], str, str]]:
 
 
 def lacking() -> list[str]:
-    """A line for each name that this PyTorch lacks."""
+    """A sentence for each name that this PyTorch lacks."""
     return [
         f"PyTorch {torch.__version__} lacks {' and '.join(names)} ({purpose}): {without}"
         for names, purpose, without in rows()

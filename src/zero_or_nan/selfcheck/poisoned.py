@@ -1,10 +1,9 @@
-"""The gradient of a poisoned sample beside the clean one's: a test of `ignoring` that needs no known answer.
+"""Compares the gradients of a poisoned and a clean sample: a test of `ignoring` that needs no known answer.
 
-The test is metamorphic. A part of an input is poisoned with NaN, inf or 3e38; the outputs that don't depend on that
-part are selected, by indexing and by `where`, and the loss is a weighted sum of them. The gradient must be that of the
-input before the poison.
-A sample counts only if harmless numbers in the poison's place leave both those outputs and that gradient as they were:
-a product with a zero in it does not change with its other factors, but its gradient does.
+The test is metamorphic. It poisons a part of an input with NaN, inf or 3e38. It selects the outputs that don't depend
+on this part, by indexing or by `where`, and the loss is a weighted sum of them. The gradient must be that of the clean
+input. A sample counts only if harmless numbers in the poison's place leave both those outputs and that gradient as they
+were: a product with a zero in it does not change with its other factors, but its gradient does.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ POISONS = {"nan": float("nan"), "inf": float("inf"), "3e38": 3e38}
 SELECTIONS = ("indexed", "where")
 """How the loss selects outputs: `output[used]`, or `torch.where(used, output, 0)`."""
 MOST_ELEMENTS = 100_000
-"""Entries of a sample above which it is left out: it would take minutes, and shows what a small one shows."""
+"""The largest number of elements of a sample. Larger samples take minutes, but show no more than small samples."""
 
 Gradients = Callable[..., Any]
 
@@ -38,8 +37,8 @@ Gradients = Callable[..., Any]
 class NotFixed:
     """A contaminated sample whose gradient `ignoring` does not get right.
 
-    `finite`: it differs from the right one only where plain PyTorch's is finite, and so is kept. `failure`: why there
-    is no gradient at all, or an empty text.
+    `finite`: it differs from the right gradient only where plain PyTorch's is finite, so `ignoring` keeps it.
+    `failure`: why there is no gradient at all, else empty.
     """
 
     case: str
@@ -49,12 +48,12 @@ class NotFixed:
 
 @dataclass
 class Tally:
-    """The poisoned samples of one operator, and what became of them.
+    """The poisoned samples of an operator, and their results.
 
-    `contaminated`: plain PyTorch's gradient is not that of the clean input. `crashed`: those of them at which its
-    process died. `fixed`: our gradient is right, among the contaminated. `broken`: plain PyTorch's is and ours is not.
-    `other_bits`: ours differs from plain PyTorch's where that is finite. `left_out`: samples of the database that are
-    too large.
+    `contaminated`: plain PyTorch's gradient is not that of the clean input. `crashed`: contaminated samples that ended
+    PyTorch's process. `fixed`: contaminated samples with our gradient right. `broken`: plain PyTorch's gradient is
+    right, but ours is not. `other_bits`: ours differs where plain PyTorch's gradient is finite. `left_out`: samples
+    that are too large.
     """
 
     operator: str
@@ -78,7 +77,7 @@ class Tally:
         self.not_fixed += other.not_fixed
 
     def lose(self, case: str, failure: str) -> None:
-        """Count a sample of which nothing is known but that it failed: as contaminated, and not fixed."""
+        """Count a sample as contaminated and not fixed, if it is only known that it failed."""
         self.samples += 1
         self.contaminated += 1
         self.not_fixed.append(NotFixed(case, failure=failure))
@@ -90,7 +89,7 @@ COUNTS = ("samples", "contaminated", "crashed", "fixed", "broken", "other_bits",
 
 @dataclass
 class PoisonedSample:
-    """One poisoned sample: the function of its differentiable tensors, before the poison, with it, and with others."""
+    """A poisoned sample: a function of differentiable tensors, and these tensors clean, poisoned, and with `OTHERS`."""
 
     name: str
     function: Callable[[list[Tensor]], list[Tensor]]
@@ -101,7 +100,7 @@ class PoisonedSample:
     selection: str = SELECTIONS[0]
 
     def loss(self, tensors: list[Tensor]) -> Tensor:
-        """A sum of the selected outputs, each with a weight of its own."""
+        """A weighted sum of the selected outputs. Each element has its own weight."""
         torch.manual_seed(1)
         total = torch.zeros((), device=tensors[0].device)
         for output, used in zip(self.function(tensors), self.selected, strict=True):
@@ -120,9 +119,9 @@ def database() -> list[Any]:
     """PyTorch's own operators, each with samples of its inputs.
 
     Raises:
-        ImportError: where a package is missing that PyTorch's tests need, as numpy or expecttest.
+        ImportError: if a package is missing that PyTorch's tests need, such as numpy or expecttest.
     """
-    # On a machine without CUDA's compiler the import says so, once by print and once to the log.
+    # On a machine without CUDA's compiler, the import prints a message, and logs it as well.
     logging.disable(logging.WARNING)
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -138,7 +137,7 @@ def name_of(op: Any) -> str:
 
 
 def poisoned(op: Any, samples: int, tally: Tally, device: str = "cpu") -> Iterator[PoisonedSample]:
-    """The poisoned samples that come of an operator's first samples."""
+    """The poisoned samples made from an operator's first samples."""
     for number, sample in zip(range(samples), op.sample_inputs(device, torch.float32, requires_grad=True)):  # noqa: B905
         leaves = tree_flatten((sample.input, sample.args, sample.kwargs))[0]
         if sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)) > MOST_ELEMENTS:
@@ -148,7 +147,7 @@ def poisoned(op: Any, samples: int, tally: Tally, device: str = "cpu") -> Iterat
 
 
 def cases(op: Any, sample: Any, name: str) -> Iterator[PoisonedSample]:
-    """The ways to poison a sample that leave some of its outputs as they were."""
+    """The poisoned versions of a sample in which some outputs don't change."""
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not where or any(leaves[i].layout is not torch.strided for i in where):
@@ -181,7 +180,7 @@ def cases(op: Any, sample: Any, name: str) -> Iterator[PoisonedSample]:
                 return [t.masked_fill(part, value) if i == number else t for i, t in enumerate(clean)]
 
             for poison_name, poison in POISONS.items():
-                # Other numbers in the poison's place tell outputs that only happen not to change.
+                # Other numbers in the poison's place exclude outputs that did not change only by chance.
                 selected = unchanged(varying, lambda value: outputs(replaced(value)), (poison, *OTHERS))  # noqa: B023
                 if any(used.any() for used in selected):
                     full_name = f"{name}, input {number}, {part_name} {poison_name}"
@@ -207,7 +206,7 @@ def _viewed_as(leaf: Tensor, whole: Tensor) -> Tensor:
 def unchanged(
     before: list[Tensor], outputs_with: Callable[[float], list[Tensor]], values: tuple[float, ...]
 ) -> list[Tensor]:
-    """Where all values give the finite outputs from before; nothing when one fails or gives other shapes."""
+    """Where the outputs were finite and are the same for all values; empty if a value fails or changes a shape."""
     selected = [output.isfinite() for output in before]
     for value in values:
         try:
@@ -221,7 +220,7 @@ def unchanged(
 
 
 def parts(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What is poisoned: half of the rows, half of the columns, one entry."""
+    """The parts to poison: half of the rows, half of the columns, and one element."""
     if tensor.numel() < 2:
         return
     for dim in dict.fromkeys((0, tensor.dim() - 1)):
@@ -236,10 +235,10 @@ def parts(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def judge(case: PoisonedSample, gradients: Gradients, tally: Tally, crash: str = "") -> None:
-    """Compare the poisoned sample's gradient with the clean one's, by plain PyTorch and by `gradients`.
+    """Compare the gradients of the poisoned and the clean sample, with plain PyTorch and with `gradients`.
 
-    `gradients` is called as `torch.autograd.grad` is. `crash`: how plain PyTorch's process died of this sample; then
-    only `gradients` is asked.
+    `gradients` is called like `torch.autograd.grad`. `crash`: how this sample made plain PyTorch's process die, so that
+    only `gradients` runs on it.
     """
     wanted = run(torch.autograd.grad, case, case.clean)
     plain = [] if crash else run(torch.autograd.grad, case, case.poisoned)
@@ -259,7 +258,7 @@ def judge(case: PoisonedSample, gradients: Gradients, tally: Tally, crash: str =
         ours = run(gradients, case, case.poisoned)
     without_rule = {name for w in caught for name in re.findall(r"(\S+) \(.*?\)", str(w.message).partition(": ")[0])}
     contaminated, right = bool(crash) or not same(plain, wanted, precise), same(ours, wanted, precise)
-    # Where plain PyTorch adds in another order each time, as some kernels of GPUs do, there are no bits to keep.
+    # If plain PyTorch adds in another order each time, as some GPU kernels do, there are no bits to keep.
     bits = crash or same_bits(ours, plain) or not same_bits(run(torch.autograd.grad, case, case.poisoned), plain)
     tally.samples += 1
     tally.contaminated += contaminated
@@ -287,7 +286,7 @@ def _where_finite(plain: list[Tensor], wanted: list[Tensor], ours: Any) -> list[
 def run(
     method: Gradients, case: PoisonedSample, start: list[Tensor], dtype: torch.dtype = torch.float32
 ) -> list[Tensor] | Exception:
-    """The gradients of the case's loss, zeros where an input is not used."""
+    """The gradients of the case's loss, with zeros for an unused input. Returns an exception if it fails."""
     try:
         tensors = [tensor.to(dtype, copy=True).requires_grad_() for tensor in start]
         return list(method(case.loss(tensors), tensors, allow_unused=True, materialize_grads=True))
@@ -296,19 +295,19 @@ def run(
 
 
 def is_finite(gradients: list[Tensor] | Exception) -> bool:
-    """Whether there is a number for every entry."""
+    """Whether there are gradients, and all elements are finite."""
     return not isinstance(gradients, Exception) and all(bool(g.isfinite().all()) for g in gradients)
 
 
 def same_bits(a: list[Tensor] | Exception, plain: list[Tensor]) -> bool:
-    """Each entry equal where the plain one is finite."""
+    """Whether each element is equal where plain PyTorch's element is finite."""
     return not isinstance(a, Exception) and all(
         torch.equal(x[p.isfinite()], p[p.isfinite()]) for x, p in zip(a, plain, strict=True)
     )
 
 
 def same(a: list[Tensor] | Exception, *wanted: list[Tensor]) -> bool:
-    """Each entry one of those wanted, but for round-off: the clean input may go through another algorithm."""
+    """Whether each element is near a wanted one. Round-off differs if the clean input uses another algorithm."""
     if isinstance(a, Exception):
         return False
     return all(

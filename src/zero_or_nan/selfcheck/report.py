@@ -1,4 +1,4 @@
-"""How the rows differ from what was recorded, and what is printed of them: lines, and what to do; or JSON."""
+"""Compares the rows with the recorded words, and writes the output: lines with advice, or JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES_HEAD = f"{'case':41}{'plain PyTorch':19} ignoring"
 OPERATORS_HEAD = f"{'operator':33}{'poisoned':>9}{'contaminated':>13}{'fixed':>7}{'broken':>7}{'other bits':>11}"
 
 RELEASES = [f"2.{minor}" for minor in range(6, 16)]
-"""The releases of torch with which everything was recorded, on CPUs."""
+"""The releases of torch for which there are records, all made on CPUs."""
 
 BROKEN_HERE = "broken here"
 FIXED_UPSTREAM = "fixed upstream"
@@ -35,7 +35,7 @@ KINDS = (BROKEN_HERE, FIXED_UPSTREAM, CHANGED_UPSTREAM)
 
 @dataclass(frozen=True)
 class Deviation:
-    """A word that is not the recorded one."""
+    """A word that differs from the recorded word."""
 
     kind: str
     name: str
@@ -45,10 +45,10 @@ class Deviation:
 
 
 def differences(row: Row, device: str) -> Iterator[Deviation]:
-    """How a row differs from the recorded words.
+    """The differences between a row's words and the recorded words.
 
-    Two things are no difference on another device than the CPU, for which alone there are records: an operator that it
-    doesn't have, and a kernel of its own that `ignoring` has no rule for, and warns of.
+    There are records only for the CPU. So on another device, two cases are no difference: an operator that the device
+    doesn't have, and a kernel of the device without a rule in `ignoring`, which warns about it.
     """
     plain, ours = row.recorded
     if device != "cpu" and (row.plain == NO_SAMPLE or row.ignoring == NOT_FOLLOWED):
@@ -56,7 +56,7 @@ def differences(row: Row, device: str) -> Iterator[Deviation]:
     if row.plain != plain:
         kind = FIXED_UPSTREAM if row.plain == "right" else CHANGED_UPSTREAM
         yield Deviation(kind, row.name, "plain", row.plain, plain)
-    # Where plain PyTorch gives nothing either, it is not ours to fix.
+    # If plain PyTorch has no gradient either, `ignoring` is not broken.
     nothing = row.ignoring == row.plain and (row.plain == NO_SAMPLE or row.plain.startswith("raises "))
     if row.ignoring not in ("right", ours) and not nothing:
         yield Deviation(BROKEN_HERE, row.name, "ignoring", row.ignoring, ours)
@@ -64,7 +64,7 @@ def differences(row: Row, device: str) -> Iterator[Deviation]:
 
 @dataclass
 class Comparison:
-    """The rows so far, beside what was recorded with the nearest release."""
+    """The rows so far, compared with the records of the nearest release."""
 
     device: torch.device
     version: str = torch.__version__
@@ -73,7 +73,7 @@ class Comparison:
 
     @property
     def recorded_with(self) -> str:
-        """The recorded release to compare with: the version's own, else the newest before it, else the oldest.
+        """The release whose records are used: the version's own, else the newest release before it, else the oldest.
 
         >>> Comparison(torch.device("cpu"), "2.5.1").recorded_with
         '2.6'
@@ -88,7 +88,7 @@ class Comparison:
         return [each for row in self.rows for each in self.differences_of(row)]
 
     def head(self) -> str:
-        """Versions, device, what the words will be compared with, and the private names that this PyTorch lacks."""
+        """The first lines: versions, device, the release with the records, and the private names that PyTorch lacks."""
         versions = self._versions()
         text = (
             f"zero_or_nan {versions['zero_or_nan']}, torch {versions['torch']}, Python {versions['python']}, "
@@ -106,7 +106,7 @@ class Comparison:
         return "\n".join(textwrap.fill(each, WIDTH) for each in (text, *lacking()))
 
     def line(self, row: Row) -> str:
-        """A row, and below it how it differs."""
+        """A row as text, with its differences below."""
         if row.tally is None or not row.tally.samples or row.ignoring == NOT_FOLLOWED:
             text = f"{row.name:41}{row.plain:19} {row.ignoring}"
         else:
@@ -122,7 +122,7 @@ class Comparison:
         return "\n".join([text, *notes])
 
     def summary(self) -> str:
-        """The result in a sentence, and what to do."""
+        """The result in a sentence, and what to do after a difference."""
         found = Counter(each.kind for each in self.differences)
         text = f"All {len(self.rows)} as recorded."
         if found:
@@ -136,7 +136,7 @@ class Comparison:
         return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
     def json(self) -> str:
-        """All of it, as the package's docstring says."""
+        """The whole result as JSON, as described in the package's docstring."""
         content = {
             "versions": self._versions(),
             "device": {"type": self.device.type, "name": name_of(self.device)},
@@ -172,7 +172,7 @@ def _words(row: Row) -> dict[str, Any]:
 
 
 def name_of(device: torch.device) -> str:
-    """What the device calls itself, as far as torch tells."""
+    """The name of the device, if torch knows it."""
     if device.type == "cpu":
         return str(torch.backends.cpu.get_cpu_capability())
     told = getattr(getattr(torch, device.type, None), "get_device_name", None)

@@ -1,4 +1,4 @@
-"""One word for a gradient, as the book's verdicts use it: how far it is from the reference, and in which way."""
+"""Judges a gradient with one word, as the book's verdicts do: how far, and how, it differs from the reference."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 WORDS = ("right", "rounded", "wrong", "contaminated", "missing")
-"""From best to worst. A gradient is called by the worst of its elements.
+"""The words from best to worst. A gradient gets the word of its worst element.
 
-- *right*: within the stated ulps of the reference, or as undefined as the reference is; where the loss does not use the
-  element, zero.
-- *rounded*: further off than that, but at most `ROUNDED` ulps.
-- *wrong*: finite, but not the gradient; or not as undefined as the reference is.
+- *right*: within the stated ulps of the reference, or as undefined as the reference. If the loss does not use the
+  element: zero.
+- *rounded*: further from the reference, but at most `ROUNDED` ulps.
+- *wrong*: finite, but not the gradient; or not as undefined as the reference.
 - *contaminated*: non-finite although the reference is finite or the loss does not use the element.
 - *missing*: no gradient at all.
 """
@@ -27,12 +27,12 @@ FIXED: Words = ("contaminated", "right")
 ULPS = 4
 """Units in the last place of float32 that still count as *right*: `exp` and `log` differ by a few between devices."""
 ROUNDED = 64
-"""The distance from the reference, in ulps, beyond which an element is no longer just rounded."""
+"""The distance from the reference, in ulps, beyond which an element is no longer *rounded* but *wrong*."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a gradient has to be: float64 on the CPU, and where the loss uses the element (`used`, bool, same shape)."""
+    """The right gradient in float64 on the CPU, and where the loss uses the element (`used`, bool, same shape)."""
 
     values: Tensor
     used: Tensor
@@ -44,7 +44,7 @@ def reference(loss: Callable[[Tensor], Tensor], x: Tensor, used: Tensor | None =
     Args:
         loss: takes `x[used]`, or all of `x`, in float64, and returns a scalar.
         x: a real tensor of any shape, dtype and device.
-        used: bool, over the leading dimensions of `x`; True = the element counts. None: all count.
+        used: bool, over the leading dimensions of `x`; True if the loss uses the element. None: it uses all.
 
     >>> x = torch.tensor([-1.0, 100.0])
     >>> reference(lambda x: x.exp().sum(), x, used=x < 0).values

@@ -153,6 +153,6 @@ def test_a_script_runs_as_by_itself_and_is_told_of(told, name):
 def test_no_framework_is_imported_and_a_callback_says_which_one_it_needs(told):
     """The library needs PyTorch alone, and imports no self-check."""
     assert told[1] == [
-        "zero_or_nan.explain.huggingface needs transformers: pip install transformers",
-        "zero_or_nan.explain.lightning needs Lightning: pip install lightning",
+        "zero_or_nan.explain.huggingface needs transformers: run pip install transformers",
+        "zero_or_nan.explain.lightning needs Lightning: run pip install lightning",
     ]

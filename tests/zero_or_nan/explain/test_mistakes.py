@@ -81,7 +81,7 @@ def test_too_deep_a_stack_is_no_bug(monkeypatch):
         gc.enable()
     assert report.ok
     messages = [str(each.message) for each in told]
-    assert all("room on the stack" in each and "bug" not in each for each in messages) and len(messages) <= 1
+    assert all("space on the stack" in each and "bug" not in each for each in messages) and len(messages) <= 1
 
 
 @pytest.mark.parametrize(("error", "why"), [(Wrong, "This is a bug in zero_or_nan"), (MemoryError, "It needs some")])

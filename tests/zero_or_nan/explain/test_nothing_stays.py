@@ -144,7 +144,7 @@ def test_ctrl_c_at_any_call_of_ours(run):
 
 def test_one_watch_is_entered_once():
     watch = explain()
-    with watch, pytest.raises(RuntimeError, match="on already"):
+    with watch, pytest.raises(RuntimeError, match="already watches a block"):
         watch.__enter__()
 
 

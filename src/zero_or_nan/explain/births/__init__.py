@@ -1,1 +1,1 @@
-"""Births: which elements of NaN and infinity were born in which call, and why, and where they went."""
+"""Births: in which call each NaN or infinity was born, why, and where it went."""

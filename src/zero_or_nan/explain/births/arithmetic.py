@@ -1,7 +1,7 @@
 """The numbers that a NaN or infinity was made of, as text that can be checked by hand: `0 × inf`, `exp(100) > 3.4e38`.
 
-The function runs again on copies, and each of PyTorch's operators in it is checked: which was the first to give such a
-number, and which numbers did its operands have at this element? Its numerics say how to write it.
+The function runs again on copies, and each of PyTorch's operators in it is checked: which operator was the first to
+return a NaN or infinity, and which numbers did its operands have there? Its numerics say how to write it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Computation(NamedTuple):
 
     Attributes:
         name: the name of the operator.
-        values: the number in each operand, if the operator works element by element; else none.
+        values: the number in each operand, if the operator works element by element; else empty.
         text: the computation as text.
         result: the element.
         of_large: whether an operand holds numbers so large that their squares overflow.
@@ -40,7 +40,7 @@ class Computation(NamedTuple):
 
     @property
     def is_pole(self) -> bool:
-        """Whether the value does not exist or is infinite there, as opposed to too large."""
+        """Whether the value does not exist or is infinite, as opposed to too large for the dtype."""
         known = numerics_of(self.name)
         if known.grows:
             return is_nan(self.result)
@@ -97,11 +97,11 @@ class _Looking(Mode):
 
 
 def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Computation | None:
-    """The first NaN that a computation makes of other numbers, or the first infinity that it makes of finite numbers.
+    """The first NaN that a computation makes from other numbers, or the first infinity from finite numbers.
 
     Args:
-        function: the computation. It runs once, records no graph, and leaves random numbers as they are.
-        entries: the elements of a result to prefer.
+        function: the computation. It runs once, records no graph, and does not change the state of random numbers.
+        entries: elements of the result. A birth at one of these elements is preferred.
     """
     with suppress(NeedsOthersError), rerun(), _Looking(entries) as looking:
         function()
@@ -111,7 +111,7 @@ def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Co
 
 
 def is_nan(value: complex) -> bool:
-    """Whether a number is NaN. A complex number is if one of its parts is."""
+    """Whether a number is NaN. A complex number is NaN if one of its parts is NaN."""
     return value != value
 
 
@@ -125,7 +125,7 @@ def number(value: float) -> str:
 
 
 def operand(value: float) -> str:
-    """The same of an operand, with the digits that tell it from 1, where a domain may end.
+    """An operand as text, with the digits that distinguish it from 1, because a domain may end at 1.
 
     >>> operand(1.0), operand(1.0000001), operand(0.25)
     ('1', '1.0000001', '0.25')
@@ -239,7 +239,7 @@ def _ranges(operands: Any) -> str:
 # Operators that combine many elements: each has a sentence of its own.
 
 SAID: dict[str, Callable[[Sequence[Any], Tensor, tuple[int, ...]], str]] = {}
-"""How to write an operator, from its operands, its result and the index of an element; empty for the usual text."""
+"""How to write an operator, given its operands, its result and the index of an element; empty for the usual text."""
 
 
 def _said(names: str) -> Callable[[Any], Any]:

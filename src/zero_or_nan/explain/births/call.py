@@ -1,7 +1,7 @@
-"""A call of a function by the user's code, experiments with it, and the birth that they describe.
+"""A call of a function by the user's code, experiments with this call, and the birth that they find.
 
-If a result is not finite, the call runs again on copies, with finite numbers in place of some that are not. How the
-result changes shows which of its elements the operator made, and which came with an operand.
+If a result is not finite, the call runs again on copies, with finite numbers in place of some NaN and infinities. The
+changes of the result show which elements the operator made, and which came with an operand.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Call(NamedTuple):
     """A call of a function by the user's code.
 
     Attributes:
-        func, args, kwargs: the function, and what it was called with.
+        func, args, kwargs: the function and its arguments.
         name: the public name of the function.
-        place: where it was called.
+        place: the place of the call.
         casts: the dtype to which autocast casts operands; None if it is off.
-        is_cast: whether the program casts the result, too, though the result has that dtype already.
+        is_cast: whether the program casts the result, although the result already has this dtype.
         is_recorded: False under `no_grad`.
-        needs_others: whether it can't run again, because it exchanges tensors with other processes.
-        is_old: whether its place in the code was called again before the call that is explained.
+        needs_others: whether the call can't run again, because it exchanges tensors with other processes.
+        is_old: whether the same place in the code made another call before the call that is explained.
     """
 
     func: Any
@@ -76,32 +76,32 @@ class Call(NamedTuple):
         return self.place == other.place and self.name == other.name
 
     def is_same(self, other: Call) -> bool:
-        """Whether another call is this one, in another chain: the place is the same, and the memory of the operands."""
+        """Whether another call is this call in another chain: the place and the operands' memory are the same."""
         operands, others = ([each for each in of.tensors() if each.layout is torch.strided] for of in (self, other))
         return self.is_again(other) and [*map(Tensor.data_ptr, operands)] == [*map(Tensor.data_ptr, others)]
 
     def is_beside(self, other: Call) -> bool:
-        """Whether another call is in the same line."""
+        """Whether another call is in the same line of code."""
         return self.place.code is other.place.code and self.place.line == other.place.line
 
     def again(self, args: Any, kwargs: Any) -> Any:
-        """The results with these arguments, under the autocast of this call."""
+        """The results of the function with these arguments, under this call's autocast."""
         if self.casts is None:
             return self.run(args, kwargs)
         with torch.autocast(self.tensors()[0].device.type, dtype=self.casts):
             return self.run(args, kwargs)
 
     def run(self, args: Any, kwargs: Any) -> Any:
-        """The results with these arguments."""
+        """The results of the function with these arguments."""
         if self.needs_others:
             raise NeedsOthersError(f"{self.name} needs the other processes")
         return self.func(*args, **kwargs)
 
     def on_this_process(self, results: Mapping[int, Tensor]) -> Call:
-        """The call on the parts that this process has of tensors in several processes, if it gives the same results.
+        """The call on this process's parts of distributed tensors, if its results are the same.
 
         Args:
-            results: some of its results as they are on this process, each by its position.
+            results: some of its results on this process, each by its position.
         """
         args, kwargs = tree_map_only(Tensor, part_here, (self.args, self.kwargs))
         here = self._replace(args=args, kwargs=kwargs)
@@ -109,18 +109,18 @@ class Call(NamedTuple):
         return here._replace(needs_others=not all(one is not None and bool(_same(one, it).all()) for one, it in again))
 
     def infinite_number(self) -> float | None:
-        """The first argument, not in a tensor, that is a NaN or an infinity."""
+        """The first NaN or infinity among the arguments, outside tensors."""
         return next((number for number in each_in((self.args, self.kwargs), float) if not math.isfinite(number)), None)
 
     def results(self, change: Change | None = None) -> list[Tensor | None]:
-        """The results of running it again on copies, changed first."""
+        """The results of running the call again on copies, to which `change` is applied first."""
         args = on_copies(self.args, change)
         with rerun():
             result = self.run(args, on_copies(self.kwargs, change))
         return [numbers_of(tensor) for tensor in tensors_in(args[:1] if result is None else result)]
 
     def result(self, at: int, like: Tensor, change: Change | None = None) -> Tensor | None:
-        """One of these results, or None if it cannot run again or gives another shape."""
+        """One of these results; None if the call can't run again, or if the shape differs."""
         try:
             alone = self.results(change)[at]
         except Exception:
@@ -129,7 +129,7 @@ class Call(NamedTuple):
 
 
 def casts_on(device: str) -> torch.dtype | None:
-    """The dtype to which autocast casts on a type of device now; None if it is off, or if the device has none."""
+    """The dtype to which autocast now casts on a type of device; None if autocast is off, or if the device has none."""
     is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if is_on else None
 
@@ -146,8 +146,8 @@ class Arranged(NamedTuple):
 
     Attributes:
         operands: in the order in which an operator has them.
-        options: the others, by name.
-        unusual: the names of the options that do not have their default.
+        options: the other arguments, by name.
+        unusual: the names of the options without their default value.
     """
 
     operands: list[Any]
@@ -156,7 +156,7 @@ class Arranged(NamedTuple):
 
 
 def arranged(call: Call) -> Arranged:
-    """The arguments of a call, by the signature of its function, if that has one in Python."""
+    """The arguments of a call, arranged by the function's signature, if the function has one in Python."""
     try:
         parameters = inspect.signature(call.func).parameters
         given = inspect.signature(call.func).bind(*call.args, **call.kwargs).arguments
@@ -192,15 +192,15 @@ _STAND_INS: tuple[Change, ...] = (
     finite_ones,
     *(functools.partial(_all_different, scale=scale) for scale in (1.0, 1000.0, -1000.0)),
 )
-"""Changes that put finite numbers in place of others. One number is not enough to know how a function treats finite
-numbers: it may be a pole, as 1 is of `logit`, and equal numbers make a matrix singular, or leave a row no spread."""
+"""Changes that put finite numbers in place of NaN and infinity. There are several, because a single number may be a
+pole, as 1 is for `logit`, and equal numbers make a matrix singular, or the spread of a row 0."""
 
 
 def apart(call: Call, result: Tensor, bad: Tensor, came: Sequence[Tensor], at: int) -> Tensor | None:
-    """The elements that an operator made, as opposed to those that came with an operand; None if it made none.
+    """The bad elements that an operator made, as opposed to those that came with an operand; None if it made none.
 
-    Such an element is the same whatever finite numbers take the place of the operands' NaN and infinities. `bad` and
-    `came` say where the result, which is the one at position `at`, and each such operand are not finite.
+    Such an element stays the same if any finite numbers replace the operands' NaN and infinities. `bad` says where the
+    result at position `at` is not finite, and `came` where each such operand is not.
     """
     if not came:
         return bad
@@ -224,10 +224,10 @@ def apart(call: Call, result: Tensor, bad: Tensor, came: Sequence[Tensor], at: i
 
 
 def came_too(call: Call, births: Tensor, at: int) -> Tensor:
-    """The elements that an operator made, and that its operands alone would make not finite as well.
+    """The elements that an operator made, but that the NaN and infinities of its operands alone explain as well.
 
-    Such an element stays not finite if all finite numbers become small. Two small numbers are tried, because one of
-    them may be a pole.
+    Such an element stays not finite if all finite numbers become small. The function tries two small numbers, because
+    one of them may be a pole.
     """
     for small in (1.0, 0.5):
         alone = call.result(at, births, functools.partial(_small_ones, small=small))
@@ -244,17 +244,17 @@ def _small_ones(tensor: Tensor, small: float) -> Tensor:
 def of_infinities(
     call: Call, result: Tensor, bad: Tensor, inputs: Sequence[Tensor], at: int, change: Change
 ) -> tuple[Tensor, bool]:
-    """The effect that infinities which leave elements out have on a result if all other numbers are finite.
+    """The effect on a result of infinities that leave elements out, if all other numbers are finite.
 
     Args:
         call, result, at: as for `apart`.
         bad: the elements that are not finite, and that an operator did not make.
         inputs: the numbers of the operands that are not finite.
-        change: leaves these infinities, and puts finite numbers in place of the others.
+        change: keeps these infinities, and puts finite numbers in place of all other infinities and NaN.
 
     Returns:
-        The elements that are undefined because of these infinities alone, and whether they did any harm: such elements,
-        or infinities that the result passes on.
+        The elements that are undefined because of these infinities alone, and whether the infinities did any harm: they
+        made such elements, or the result passes them on.
     """
     alone: Tensor | None = result
     if not all(torch.equal(change(value), value) for value in inputs):
@@ -266,9 +266,9 @@ def of_infinities(
 
 
 def was_there(call: Call, result: Tensor, bad: Tensor, at: int) -> Tensor:
-    """The elements that were already not finite when a function in place overwrote them.
+    """The elements that were already not finite before an in-place function overwrote them.
 
-    No finite number would have become what such an element is now.
+    No finite number would have become the present value of such an element.
     """
     largest = torch.finfo(result.dtype).max
     for value in (0.0, 1.0, -1.0, largest, -largest):
@@ -285,9 +285,9 @@ def _same(one: Tensor, other: Tensor) -> Tensor:
 
 
 def recovered(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The tensor that a call in place has overwritten, with a finite number for each element that was replaced.
+    """The tensor that an in-place call has overwritten, with a finite number for each element that was replaced.
 
-    The function runs again on the tensor as it is now, and this time it writes finite numbers only.
+    The function runs again on a copy of the overwritten tensor, and this time it writes only finite numbers.
     """
 
     def finite(value: Any) -> Any:
@@ -303,7 +303,7 @@ def recovered(func: Any, args: Any, kwargs: Any) -> Tensor | None:
 # The descriptions of births: which call, which elements, made of which numbers.
 
 UNREADABLE = ", which explain can't read"
-"""How the text ends of what came out of such a tensor."""
+"""The end of the text about a NaN or infinity that came out of an unreadable tensor."""
 
 
 def describe(
@@ -320,7 +320,7 @@ def describe(
 
 
 def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
-    """The birth of a tensor that is not finite, and that nothing in the block made."""
+    """The birth of a NaN or infinity in a tensor that nothing in the block made."""
     bad = not_finite(here)
     first = here[bad][0].item()
     infinite = first if isinstance(first, float) and bool((here[bad] == first).all()) else 0.0
@@ -329,15 +329,15 @@ def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
 
 
 def come_from(source: str, tensor: Tensor, here: Tensor, call: Call, held: bool = False) -> Birth:
-    """The birth of a tensor that came in from a source whose numbers are not the block's."""
+    """The birth of a NaN or infinity in a tensor from a source outside the block."""
     bad = not_finite(here)
     return describe("given", call, tensor, bad, f"{number(here[bad][0].item())} {source}", held=held)
 
 
 def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change) -> Birth:
-    """The birth of elements of the result at a position that a call made, or that its arguments write down.
+    """The birth of elements of the result at a position: the call made them, or an argument is this number.
 
-    `change` puts finite numbers in place of the operands' NaN and infinities that the elements were not made of.
+    `change` puts finite numbers in place of those NaN and infinities of the operands that did not cause the elements.
     """
     written, optimizer = call.infinite_number(), optimizer_here()
     here = numbers_of(result)

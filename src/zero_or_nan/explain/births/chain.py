@@ -1,10 +1,10 @@
-"""The calls that led to a tensor, and what they give in exact arithmetic.
+"""The calls that led to a tensor, which can run again in exact arithmetic.
 
-When a number is not finite, the calls before it run again in float64. This decides whether a value does not exist, or
-only a number on the way was too large, too small or rounded: softplus(-110) is 1.7e-48, and in float32 it is 0.
+If a number is not finite, the calls before it run again in float64. This shows whether the value does not exist, or
+only an intermediate number was too large, too small or rounded: softplus(-110) is 1.7e-48, but 0 in float32.
 
-A call is used only if it gives, run again as it was, exactly what it gave: so random functions, and tensors that were
-changed in place since, end the chain. What is before the chain is taken as it is.
+A call is used only if it returns exactly the same result again. So a random function, or a tensor that was changed in
+place since, ends the chain. Tensors from before the chain are used unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..program.tensors import node_of
 from .call import Call
 
 DEPTH = 12
-"""The number of calls before the last one that are run again."""
+"""The largest number of calls before the last call that run again."""
 
 _NO_MODE = nullcontext()
 
@@ -39,7 +39,7 @@ class Chain:
         call: the last call.
         made: by the identity of a tensor, the tensor and the call that computed it.
         wanted: the identities of the tensors that had a gradient.
-        order: which derivative of the call the program computes: 2 for the gradient of a gradient.
+        order: the order of the derivative that the program computes: 2 for the gradient of a gradient.
     """
 
     call: Call
@@ -53,22 +53,22 @@ class Chain:
         return None if found is None else found[1]
 
     def calls(self) -> list[Call]:
-        """The calls, the last one first."""
+        """The calls, in reverse order of time: the last call comes first."""
         return [self.call, *(call for _, call in reversed(self.made.values()))]
 
     def without_autocast(self, line: Call) -> Chain:
-        """The chain with all calls of a line as they are outside of autocast."""
+        """The chain with all calls of a line run outside autocast."""
         return self.with_calls(lambda call: call._replace(casts=None) if call.is_beside(line) else call)
 
     def with_calls(self, change: Callable[[Call], Call]) -> Chain:
-        """The chain with other calls."""
+        """The chain with `change` applied to each call."""
         made = {key: (tensor, change(call)) for key, (tensor, call) in self.made.items()}
         return replace(self, call=change(self.call), made=made)
 
     def through(
         self, tensors: Mapping[int, Tensor], function: Callable[[Tensor], Tensor], takes: Callable[[Call], Any]
     ) -> Chain:
-        """The chain with a function of some tensors, by identity, in their place, as operands of some calls."""
+        """The chain in which some calls get a function of some tensors, by identity, in place of these tensors."""
         results = {key: function(tensor) for key, tensor in tensors.items()}
 
         def changed(call: Call) -> Call:
@@ -85,7 +85,7 @@ class Chain:
         return replace(chain, made={**chain.made, **put})
 
     def checked(self) -> Chain:
-        """The chain without calls that do not give, run again, what they gave."""
+        """The chain without the calls that do not return the same result again."""
         made = {key: pair for key, pair in self.made.items() if _gives(pair[1], pair[0])}
         return replace(self, made=made)
 
@@ -98,10 +98,10 @@ class Chain:
         """Run the chain again, and record a graph.
 
         Args:
-            dtype: of all floating-point tensors; that of the program if left out.
-            given: by the identity of a tensor, the value to take for it. Those that no call in the chain computed are
-                taken as they are.
-            mode: is entered while the calls and their derivatives run.
+            dtype: the dtype of all floating-point tensors. By default, the program's.
+            given: by the identity of a tensor, the value to use for it. Other tensors that no call in the chain
+                computed are used unchanged.
+            mode: a context that is entered while the calls and their derivatives run.
         """
         run = Run({}, {}, None, self.order, mode)
         with without_side_effects(), torch.enable_grad(), mode:
@@ -132,14 +132,14 @@ class Chain:
 
 @dataclass
 class Run:
-    """What a chain gave when it ran again.
+    """The results of a chain that ran again.
 
     Attributes:
-        values: by the identity of a tensor of the chain, its value now, in the order in which they were computed.
-        leaves: those that no call computed, and that have a gradient.
+        values: by the identity of a tensor of the chain, its value in this run, in the order of computation.
+        leaves: the values that no call computed, and that have a gradient.
         result: the result of the last call.
-        order: that of the chain.
-        mode: is entered while its derivatives are computed.
+        order: the order of the chain.
+        mode: a context that is entered while its derivatives are computed.
     """
 
     values: dict[int, Any]
@@ -149,7 +149,7 @@ class Run:
     mode: AbstractContextManager[Any] = _NO_MODE
 
     def take(self, key: int, tensor: Tensor, dtype: torch.dtype | None, wanted: bool) -> None:
-        """Take a tensor as it is; as a leaf, if its gradient is wanted."""
+        """Use a copy of a tensor as a value; as a leaf, if its gradient is wanted."""
         value = on_copies(tensor)
         if value.is_floating_point() or value.is_complex():
             value = in_dtype(dtype, value)
@@ -159,7 +159,7 @@ class Run:
 
 
 def in_dtype(dtype: torch.dtype | None, tensor: Tensor) -> Tensor:
-    """A tensor in a floating-point dtype, or in the complex dtype of such parts."""
+    """A tensor in a floating-point dtype; if it is complex, in the complex dtype with such parts."""
     if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor
     return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
@@ -203,7 +203,7 @@ def _view(tensor: Tensor, base: Tensor) -> Call:
 
 
 def view_like(base: Tensor, tensor: Tensor) -> Tensor:
-    """The view of a tensor that another tensor is of its own base."""
+    """A view of `base`, with the shape, strides and offset that `tensor` has in its own base."""
     return _strided(base, tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.is_complex())
 
 

@@ -1,14 +1,14 @@
-"""From the events of a backward pass to the kind of each origin: no hooks, no names.
+"""Finds the kind of each origin from the events of a backward pass, without hooks or names.
 
 If the loss ignores the elements of a birth, the origin is contaminated. The shadow of the pass, which `ignoring` runs,
-knows which elements the loss uses. Without a shadow, the loss is taken to use them.
+knows which elements the loss uses. Without a shadow, we assume that the loss uses them.
 
-At a *tie*, the loss uses or ignores an element by a convention alone. At 0 the slope of `relu` may be anything between
-0 and 1. PyTorch chooses 0, so the loss ignores the element; `maximum` chooses a half, so the loss uses it. `clamp` with
-a number chose 1 before PyTorch 2.14, and chooses 0 since (pytorch#191142). The kind of an origin follows the
-convention. The report says so. A tie is found if the function that takes the element is at most some views and
-multiplications away. Through a sum, or a layer, the value that arrives at the function is not known, and nothing is
-said.
+At a *tie*, only a convention decides whether the loss uses an element. At 0, the slope of `relu` may be any number
+between 0 and 1. PyTorch chooses 0, so the loss ignores the element. For `maximum`, it chooses a half, so the loss uses
+it. `clamp` with a number chose 1 before PyTorch 2.14, and chooses 0 since (pytorch#191142). The kind of an origin
+follows the convention, and the report says so. A tie is found only if nothing but views and multiplications are between
+the element and the function. After a sum or a layer, the value that arrives at the function is unknown, so the report
+says nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .findings import CALLED, Carried
 from .provenance import Birth, Kind, Provenance
 
 RESULT, WRITTEN = "a result", "a value that your code wrote"
-"""What a number reached if it went round the loss and the gradients: a result that no function has used, or a leaf."""
+"""What a number reached without the loss or a gradient: a result that no function has used, or a leaf."""
 
 
 class Born(NamedTuple):
@@ -38,8 +38,8 @@ class Born(NamedTuple):
     Attributes:
         birth: the birth.
         entries: its elements in the gradient that the node passes on.
-        is_opaque: whether the node's derivative is somebody's own code.
-        value: what the function gave in the forward pass at the first of the elements, if that is known.
+        is_opaque: whether the node's derivative is code outside PyTorch.
+        value: the function's result in the forward pass at the first of the elements, if it is known.
     """
 
     birth: Birth
@@ -53,8 +53,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         kind: its kind.
-        fixed: whether `ignoring` gave finite gradients everywhere it reached; None if that is not known.
-        is_sure: whether it is known if the loss uses the elements.
+        fixed: whether `ignoring` gave finite gradients wherever the birth reached; None if this is unknown.
+        is_sure: whether it is certain if the loss uses the elements.
         is_zero: whether these gradients are 0.
     """
 
@@ -65,15 +65,15 @@ class Verdict(NamedTuple):
 
 
 class Inside(NamedTuple):
-    """What the pass inside of a compiled region found out about a birth there: its verdict, of the uncompiled code,
-    and how PyTorch treats it, if it is at a tie."""
+    """The results of the pass inside a compiled region for a birth there: its verdict for the uncompiled code, and how
+    PyTorch treats it, if it is at a tie."""
 
     verdict: Verdict
     tie: str
 
 
 class Reached(NamedTuple):
-    """The end of a path: a leaf, a tensor that a gradient was asked for, or the loss, which has no edge."""
+    """The end of a path: a leaf, a tensor whose gradient was requested, or the loss, which has no edge."""
 
     target: Tensor | str
     edge: Edge | None
@@ -82,15 +82,15 @@ class Reached(NamedTuple):
 
 @dataclass
 class Events:
-    """The events of one backward pass, and of the passes inside of it.
+    """The events of a backward pass, and of the passes inside it.
 
     Attributes:
         roots: the edges at which the pass begins.
         carried: by node, the elements of its outputs that were not finite in the forward pass.
         born: by node, the birth there in backward.
-        reached: what was reached, in order of time.
-        inside: by birth in a compiled region, what the pass inside of the region found out.
-        lacks_shadow: whether there is no shadow, though the graph needs one.
+        reached: the ends of paths that were reached, in order of time.
+        inside: by birth in a compiled region, the results of the pass inside the region.
+        lacks_shadow: whether the graph needs a shadow, but there is none.
         is_partial: whether the shadow ends at a compiled region, in which `ignoring` could not follow the masks.
     """
 
@@ -104,7 +104,7 @@ class Events:
 
 
 class Elements:
-    """The elements of each birth. The events have them by node.
+    """The elements of each birth. `Events` has the same elements by node.
 
     Attributes:
         carried: by birth, the edges at which nodes carry its elements.
@@ -122,22 +122,22 @@ class Elements:
             self.born.setdefault(born.birth, []).append((node, born))
 
     def is_made_by_hook(self, birth: Birth) -> bool:
-        """Whether no node made it in backward. The user's hooks do not run in a shadow, which knows nothing of it."""
+        """Whether a hook made it in backward, and not a node. The user's hooks do not run in a shadow."""
         return birth.phase == "backward" and birth not in self.born
 
 
 Senders = Mapping[Any, Sequence[Edge]]
-"""By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
+"""By node, the nodes that send it gradients, each with the number of the cotangent."""
 
 
 class Shadow(Observer):
-    """The outcome of a pass of `ignoring` that changes no gradient.
+    """The outcome of a backward pass by `ignoring` that changes no gradient.
 
     Attributes:
-        finite: by node, whether what `ignoring` passes on there is finite.
-        masks: the masks at the edges that were asked for.
-        made: the results of nodes that are not finite though, as far as is known, what arrived there was: the node, the
-            number of the result, and its elements that are not finite and that the loss uses.
+        finite: by node, whether the gradients that `ignoring` passes on there are finite.
+        masks: the masks at the requested edges.
+        made: the results of nodes that are not finite, although all known gradients that arrived were: the node, the
+            number of the result, and those bad elements that the loss uses.
         edges, leaves: whether gradients are finite: by edge, or by the identity of a leaf.
         zeros: the edges, or the identities of leaves, whose gradients are 0.
         is_complete: whether `ignoring` could follow each operator.
@@ -155,11 +155,11 @@ class Shadow(Observer):
         self.zeros: set[Edge | int] = set()
 
     def fixed(self, target: Any, edge: Edge) -> bool:
-        """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
+        """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor whose gradient was requested."""
         return self.edges.get(edge, self.leaves.get(id(target), False))
 
     def let_go(self) -> None:
-        """Forget the graph, which the pass that follows frees."""
+        """Forget the graph, because the next pass frees it."""
         self._graph, self._senders = {}, {}
 
     def not_followed(self) -> None:
@@ -167,7 +167,7 @@ class Shadow(Observer):
         self.is_complete = False
 
     def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Tensor | None]) -> None:
-        """Remember whether everything that a node hands on is finite."""
+        """Remember whether all gradients that a node passes on are finite."""
         self.finite[node] = are_finite(values)
         if self.finite[node]:
             return
@@ -185,15 +185,15 @@ class Diagnosis(NamedTuple):
 
     Attributes:
         birth: the birth.
-        verdict: its kind.
+        verdict: the verdict on its kind.
         targets: the tensors that it reached, or their names.
-        path: the functions on the longest path to them.
+        path: the functions on the longest path to the targets.
         is_implied: whether an origin in the loss implies it, so that the report leaves it out.
         tie: how PyTorch treats it, if it is at a tie.
-        is_hidden: whether it shows only once the contaminated origins are fixed.
-        has_others: whether gradients stay not finite because of other origins, which the loss uses.
-        begun: where the user's code began the pass that found it.
-        in_transform: whether this pass is that of a transform of `torch.func`.
+        is_hidden: whether it appears only after the contaminated origins are fixed.
+        has_others: whether gradients are still not finite because of other origins, which the loss uses.
+        begun: the place in the user's code that began the pass that found it.
+        in_transform: whether this pass belongs to a transform of `torch.func`.
     """
 
     birth: Birth
@@ -213,7 +213,7 @@ def diagnose(
 ) -> list[Diagnosis]:
     """The births that reached the loss or a gradient in a backward pass, in order of time.
 
-    The known verdicts are those of earlier passes, which still hold. The senders show ties.
+    `known` has the verdicts of earlier passes, which still hold. `senders` is needed to find ties.
     """
     reached_by: dict[Birth, list[Reached]] = {}
     for reached in events.reached:
@@ -235,9 +235,9 @@ def diagnose(
 def with_hidden(
     found: list[Diagnosis], events: Events, shadow: Shadow | None, hidden: Sequence[Birth]
 ) -> list[Diagnosis]:
-    """What `diagnose` found. If it is not enough to fix the contaminated origins, also those that show only then.
+    """The diagnoses, and the hidden ones if gradients are not finite even after the contaminated origins are fixed.
 
-    These are the hidden births, which happened in the shadow.
+    A hidden birth happened only in the shadow, because another NaN arrived first in the pass itself.
     """
     is_fixed = Verdict("contaminated", False) not in [each.verdict for each in found]
     if shadow is None or not shadow.is_complete or is_fixed:

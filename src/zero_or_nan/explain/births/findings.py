@@ -1,7 +1,7 @@
-"""What one watch has found out so far: by call, by tensor, and by node of the graph.
+"""The findings of a watch so far: by call, by tensor, and by node of the graph.
 
-The watch owns these objects, and gives them to the parts that need them. What is known of a node is written on the
-node. A note lives as long as its node, so a backward pass long after the block finds it, too.
+The watch owns these objects, and passes them to the parts that need them. Findings about a node are written on the
+node. Such a note lives as long as its node, so even a backward pass long after the block finds the note.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ T = TypeVar("T")
 _MOST_UNCONSUMED = 1000
 
 MOST_CALLS, MOST_BYTES = 2000, 1 << 28
-"""The number of calls that are kept, and the size of their operands."""
+"""The largest number of calls that are kept, and the largest size of their operands."""
 
 _MOST_KEPT, _MOST_BYTES_KEPT = 20, 1 << 16
-"""The number of births whose calls are kept after a pass, and the size of the operands of such a call."""
+"""The largest number of births whose calls are kept after a pass, and the largest operands of such a call, in bytes."""
 
 _CONVERSIONS = {"half", "to", "type", "type_as"}
 
 COMPILED = "torch.compile"
-"""The name of a compiled region in a report, if nothing inside of it is known."""
+"""The name of a compiled region in a report, if nothing inside the region is known."""
 
 
 class Scope:
@@ -62,28 +62,28 @@ class Scope:
 
     @never_traced
     def is_here(self) -> bool:
-        """Whether the block still runs, and the thread that asks is its own, or works for it."""
+        """Whether the block still runs, and the current thread is the block's own thread, or works for it."""
         return not self.is_over and home() == self._thread
 
 
 class Mistakes:
-    """Exceptions in the code of `explain` itself: they must never become the user's."""
+    """Exceptions in the code of `explain` itself, which must never reach the user's code."""
 
     are_raised = False
-    """Whether a mistake is raised, as tests want it, instead of a warning."""
+    """Whether a mistake is raised instead of a warning. Tests set this."""
 
     def __init__(self) -> None:
         self._first: tuple[str, Exception] | None = None
 
     def note(self, name: str, error: Exception) -> None:
-        """Remember a mistake, and where it happened. Only the first is reported: later ones may follow from it."""
+        """Remember a mistake, and where it happened. Only the first is reported, because it may cause others."""
         if self.are_raised:
             raise error
         self._first = self._first or (name, error)
 
     @contextmanager
     def noted(self, name: str) -> Iterator[None]:
-        """While entered, a mistake is noted, and ends only this block."""
+        """While entered, a mistake is noted, and ends only this block of code."""
         try:
             yield
         except Exception as error:
@@ -97,7 +97,7 @@ class Mistakes:
             what = printable(f"{name} ({type(error).__name__}: {error})")
             why = f"This is a bug in zero_or_nan; please report it at {REPORT}"
             if isinstance(error, (RecursionError, MemoryError, torch.OutOfMemoryError)):
-                why = "It needs some memory and some room on the stack, and the code that it watched left too little"
+                why = "It needs some memory and some space on the stack, but the watched code left too little"
             warnings.warn(f"explain failed at {what}. {why}. The report may be incomplete", stacklevel=stacklevel + 1)
 
 
@@ -111,7 +111,7 @@ class Births:
         self._collecting: list[list[Birth]] = []
 
     def known(self, birth: Birth) -> Birth:
-        """The birth, or the earlier one if a checkpoint in backward only repeats the call."""
+        """The birth, or the earlier birth if a checkpoint in backward only repeats the call."""
         birth.watch = self._watch
         place = birth.place
         key = birth.operator, place.code, place.instruction, place.module, birth.half is not None
@@ -125,9 +125,9 @@ class Births:
         return birth
 
     def own(self, notes: Sequence[T], birth_of: Callable[[T], Birth]) -> list[T]:
-        """The notes on a node that this watch made, or else all: then an earlier block made them.
+        """The notes on a node that this watch made. If it made none, all notes, because an earlier block made them.
 
-        If a block is inside of another, both describe the same calls.
+        If a block is inside another block, both watches describe the same calls.
         """
         return [note for note in notes if birth_of(note).watch is self._watch] or [*notes]
 
@@ -140,14 +140,14 @@ class Births:
 
     @never_traced
     def stop(self, births: list[Birth]) -> None:
-        """Let the list get no more births."""
+        """Stop adding new births to the list."""
         self._collecting.pop(list(map(id, self._collecting)).index(id(births)))
 
 
 class Step(NamedTuple):
-    """A call, what it gave, the node of the result, the operands' size in bytes, and the order of a derivative.
+    """A call, its result, the node of the result, the operands' size in bytes, and the order of a derivative.
 
-    If the call writes in place, it gave nothing new: `writes`. `key` was the identity of the result while it lived.
+    If the call `writes` in place, it returned nothing new. `key` was the identity of the result while it existed.
     """
 
     call: Call
@@ -160,11 +160,11 @@ class Step(NamedTuple):
 
 
 class History:
-    """The last calls of a block, by their number, by the identity of their results, and by the nodes of these.
+    """The last calls of a block, by their number, by the identity of their results, and by the results' nodes.
 
     Attributes:
-        loss: the identity of the loss of the pass that is explained; 0 if no pass has used the calls, None if it is not
-            known.
+        loss: the identity of the loss of the pass that is explained; 0 if no pass has used the calls, None if it is
+            unknown.
     """
 
     def __init__(self, provenances: Provenances) -> None:
@@ -198,7 +198,7 @@ class History:
             self._keep(Step(call._replace(func=base_of), weakref.ref(base), node_of(base), size, key=id(base)))
 
     def note_write(self, call: Call) -> None:
-        """Keep a call that writes a tensor into another one: it may refuse another dtype."""
+        """Keep a call that writes a tensor into another tensor, because it may refuse another dtype."""
         tensors = call.tensors()
         size = _bytes_of(tensors)
         if len(tensors) > 1 and size <= MOST_BYTES // 8 and not any(map(is_wrapped, tensors)):
@@ -216,7 +216,7 @@ class History:
             self._drop(next(iter(self._steps)))
 
     def note_results(self, call: Call, result: Any) -> None:
-        """Keep a call that computes, if its result is one tensor, or vectors that equal values leave open."""
+        """Keep a call that computes, if its result is one tensor, or vectors that are not unique for equal values."""
         known = call.plan.numerics  # `plan` would keep the tensors that the functions below hold
         calls = [(call, result)] if type(result) is Tensor and known.makes in ("numbers", "no graph") else []
         if known.is_open and not calls:
@@ -236,7 +236,7 @@ class History:
         self._by_node.pop(step.node, None)
 
     def of(self, tensor: Tensor) -> Step | None:
-        """The call that computed a tensor; None if it isn't known."""
+        """The call that computed a tensor; None if it is unknown."""
         step = self._steps.get(self._numbers.get(id(tensor), 0))
         return step if step is not None and step.result() is tensor else None
 
@@ -247,7 +247,7 @@ class History:
         return None if step is None else step._replace(order=order)
 
     def note_birth(self, birth: Birth, call: Call, result: Tensor) -> None:
-        """Note in which call a number was born. A call in place is noted as one that computes a new tensor."""
+        """Note in which call a number was born. An in-place call is noted as a call that computes a new tensor."""
         step, plain = self.of(result), getattr(Tensor, call.name, None)
         if call.plan.in_place and plain is not None:
             step = Step(call._replace(func=plain), weakref.ref(result), node_of(result), 0)
@@ -263,18 +263,18 @@ class History:
             self._births[birth] = step
 
     def calls(self) -> list[tuple[int, Call]]:
-        """The calls that are known, in order of time, each with the identity of its result; 0 if nothing holds it."""
+        """The known calls, in order of time, each with the identity of its result; 0 if the result is gone."""
         return [(0 if step.result() is None else step.key, step.call) for step in self._steps.values()]
 
     def order_of(self, birth: Birth) -> int:
-        """Which derivative of a call the program computed when a number was born: 2 for the gradient of a gradient."""
+        """The order of the derivative that was computed when a number was born: 2 for a gradient of a gradient."""
         step = self.of_birth(birth)
         return 1 if step is None else step.order
 
     def chains(self, birth: Birth) -> list[Chain]:
-        """The call in which a number was born, and those that used its result, each with the calls before it.
+        """The call in which a number was born, and the calls that used its result, each with the calls before it.
 
-        Those that used it come first: a formula of several calls is replaced as a whole.
+        The calls that used the result come first, because a formula of several calls is replaced as a whole.
         """
         step = self._births.pop(birth, None)
         return self._kept.pop(birth, []) if step is None else self._chains_from(step)[::-1]
@@ -304,15 +304,15 @@ class History:
         return chains
 
     def holds(self, birth: Birth, tensor: Tensor) -> bool:
-        """Whether a tensor has numbers that are not finite, and come from a birth."""
+        """Whether a tensor has a NaN or an infinity that comes from a birth."""
         provenance = self._provenances.of(tensor)
         return provenance is not None and birth in provenance and bad_numbers_of(tensor) is not None
 
     def comparison(self, birth: Birth, takes: Callable[[str], bool]) -> list[Chain]:
-        """The call that compares a target with a prediction, and those that used its result, if the target has a birth.
+        """The call that compares a target that has a birth with a prediction, and the calls that used its result.
 
         The target is data: it has no gradient. The prediction is finite, has the same shape, and has a gradient. Only
-        calls count whose name a function `takes`.
+        calls count for whose name `takes` returns True.
         """
         for step in self._steps.values():
             tensors = step.call.tensors() if takes(step.call.name) else []
@@ -325,7 +325,7 @@ class History:
         return []
 
     def let_go(self) -> None:
-        """Forget the calls that a pass has gone through, but for those of births that a later pass may tell of."""
+        """Forget the calls after a pass, except for the calls of births that a later pass may report."""
         for birth, step in list(self._births.items())[: _MOST_KEPT - len(self._kept)]:
             if step.size <= _MOST_BYTES_KEPT:
                 self._kept[birth] = self._chains_from(step)[::-1]
@@ -347,12 +347,12 @@ def _bytes_of(tensors: Iterable[Tensor]) -> int:
 
 
 class Findings:
-    """What is known of the tensors of a block.
+    """Everything that is known about the tensors of a block.
 
     Attributes:
         births: all births.
-        provenances: those of the tensors that are not finite.
-        secondhand: provenances of tensors that are finite, but were computed from the gradient of a loss that was not.
+        provenances: the provenances of the tensors that are not finite.
+        secondhand: provenances of finite tensors that were computed from the gradient of a loss that was not finite.
         uninitialized: provenances of tensors whose memory was not finite when PyTorch handed it out.
         unconsumed: by memory, the provenances of results that no function has used yet.
         in_passes: the memory of leaves that were not finite when a pass began.
@@ -382,7 +382,7 @@ class Findings:
             self.unconsumed.pop(next(iter(self.unconsumed)))
 
     def left(self) -> Iterator[Provenance]:
-        """The provenances of the results that still exist, though no function has used them, and no pass."""
+        """The provenances of the results that still exist, and that no function and no backward pass has used."""
         unseen = (each for each in self.unconsumed.items() if each[0] not in self.in_passes)
         return (known for memory, known in unseen if self.provenances.exists(memory))
 
@@ -403,7 +403,7 @@ class Findings:
             self.unconsumed.pop(address(tensor), None)
 
     def place_of_region(self, node: Any) -> Place | None:
-        """The call of the compiled region of a node, or else of the last one; None before the first."""
+        """The call of a node's compiled region, or else of the last compiled region; None before the first region."""
         region = region_of(node)
         return self.compiled_at if region is None else region.place
 
@@ -427,9 +427,9 @@ _CARRIES = "zero_or_nan.carries"
 _PASSES = "zero_or_nan.passes"
 """The key for the provenances of the call's operands, by watch."""
 _READABLE = "zero_or_nan.readable"
-"""The key for whether its saved tensors can be read without running a hook. Newer releases of PyTorch know this."""
+"""The key for whether a node's saved tensors can be read without a hook. Newer releases of PyTorch know this."""
 _USES_HOOKS = "zero_or_nan.hooks"
-"""The key for whether a hook of the user's had packed its saved tensors. Newer releases of PyTorch know this, too."""
+"""The key for whether a user's hook packed a node's saved tensors. Newer releases of PyTorch know this, too."""
 REGION = "zero_or_nan.region"
 """The key for the call of a compiled region that the node comes from."""
 
@@ -437,7 +437,7 @@ HOOKS: list[Any] = []
 """The hooks on saved tensors that are active now, on releases of PyTorch that do not know a node's hooks."""
 
 Carried = dict[int, list[tuple[Birth, Tensor]]]
-"""By output of a node: births, each with its elements, as a tensor that is True there."""
+"""By output of a node, its births. Each has a tensor of bools, which is True at the elements of the birth."""
 
 
 def note_call(node: Any, name: str, place: Place) -> None:
@@ -452,14 +452,14 @@ def note_call(node: Any, name: str, place: Place) -> None:
 
 
 def note_derivative(node: Any, caller: Any, name: str, place: Place) -> None:
-    """Write on a node that a pass recorded which call's derivative it differentiates. The node of the call knows it."""
+    """Write on a node that a pass recorded which call's derivative it differentiates. `caller` is that call's node."""
     note_call(node, name, place)
     forward, order = caller.metadata.get(_DERIVED, (caller, 1))
     node.metadata[_DERIVED] = forward, order + 1
 
 
 def note_passed(node: Any, provenances: Iterable[Provenance]) -> None:
-    """Write on a node what the operands of its call come from. The first note of each watch counts."""
+    """Write on a node where its call's operands come from. The first note of each watch counts."""
     known = [provenance for provenance in provenances if provenance.kinds]
     if known:
         node.metadata.setdefault(_PASSES, {}).setdefault(known[0].first.watch, known)
@@ -471,7 +471,7 @@ def region_of(node: Any) -> Any:
 
 
 def share_readable(node: Any, caller: Any) -> None:
-    """Let a node that PyTorch made inside of a call know what the node of the call knows about hooks."""
+    """Copy what the node of a call knows about hooks to a node that PyTorch made inside the call."""
     node.metadata.setdefault(_READABLE, caller.metadata.get(_READABLE, False))
 
 
@@ -487,17 +487,17 @@ def passed_by(node: Any) -> tuple[Birth, ...]:
 
 
 def can_run_again(node: Any) -> bool:
-    """Whether a node's derivative may be run once more. PyTorch's own can; others may have any side effect."""
+    """Whether a node's derivative may run again. PyTorch's own derivatives may. Others may have side effects."""
     return is_pytorchs(node) and can_be_read_again(node, node.metadata.get(_READABLE, False))
 
 
 def runs_hook(node: Any) -> bool:
-    """Whether a node's derivative runs a hook of the user's, which may hand out a saved tensor only once."""
+    """Whether a node's derivative runs a user's hook, because such a hook may return a saved tensor only once."""
     return any(map(is_users, hooks_of(node))) or bool(node.metadata.get(_USES_HOOKS, False))
 
 
 def is_users(hook: Any) -> bool:
-    """Whether a hook on saved tensors is not PyTorch's own, as those of checkpoints and of `save_on_cpu` are."""
+    """Whether a hook on saved tensors is the user's. Those of checkpoints and of `save_on_cpu` are PyTorch's own."""
     return not str(getattr(hook, "__module__", "")).startswith("torch.")
 
 

@@ -1,7 +1,7 @@
 """A node that passes on a NaN or an infinity: the user's call behind it, experiments with it, and the births there.
 
-The derivative of a node runs again on finite cotangents. What it gives shows whether the node made the elements, or
-only passed them on. What it made was born in the call that the node comes from, or only in backward.
+The derivative of a node runs again on finite cotangents. The result shows whether the node made the elements, or only
+passed them on. Elements that it made were born in the call that the node comes from, or only in backward.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .provenance import Birth, Provenance, all_births
 
 
 class Caller(NamedTuple):
-    """The call that a node comes from, and the node that knows it: itself, or the nearest one that it works for."""
+    """The call that a node comes from, and the node that knows it: itself, or the nearest node that it works for."""
 
     node: Any
     name: str
@@ -59,7 +59,7 @@ class Callers:
         self._callers: dict[Any, Any] = {}
 
     def of(self, node: Any) -> Caller:
-        """The call of the user's that a node comes from."""
+        """The user's call that a node comes from."""
         called = node.metadata.get(CALLED)
         if called is not None:
             return Caller(node, *called)
@@ -89,7 +89,7 @@ class Callers:
 
     @functools.cached_property
     def senders(self) -> dict[Any, list[Edge]]:
-        """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
+        """By node, the nodes that send it gradients, each with the number of the cotangent."""
         return senders_of(self._graph)
 
 
@@ -97,7 +97,7 @@ class Callers:
 
 
 def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
-    """Whether a node gives finite gradients for finite cotangents, as far as that can be tried."""
+    """Whether a node returns finite gradients for finite cotangents. If this can't be tried, True."""
     again = _again(node, arriving, finite_ones)
     return again is None or are_finite(again)
 
@@ -105,7 +105,7 @@ def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
 def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came: Tensor | None = None) -> bool:
     """Whether each element of a gradient depends on the same element of the cotangent.
 
-    `bad` says where the gradient is not finite, and `came` where the cotangent is not, if it is known.
+    `bad` says where the gradient is not finite, and `came` where the cotangent is not finite, if this is known.
     """
     if len(arriving) != 1 or not is_elementwise(node):
         return False
@@ -114,7 +114,7 @@ def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came:
 
 
 def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
-    """The cotangent times the derivative at the first of the elements, as text; of a quotient, what divides it."""
+    """The cotangent times the derivative at the first of the elements, as text. For a quotient, the division."""
     if numerics_of_node(node).divides and (divided := _first_born(node, arriving, bad)) is not None:
         return divided.text
     with contextlib.suppress(Exception):
@@ -133,7 +133,7 @@ def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> 
 
 
 def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> bool:
-    """Whether the true value is a number that the dtype has no room for."""
+    """Whether the true value is a number that does not fit the dtype."""
     if not can_run_again(node):
         return False
     with contextlib.suppress(Exception):
@@ -194,7 +194,7 @@ def _point(node: Any, index: tuple[int, ...], bad: Tensor) -> str:
 
 
 def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float | None:
-    """The element that a function of one tensor gave in the forward pass, as far as its node knows."""
+    """The element of the result of a function of one tensor in the forward pass; None if its node does not know it."""
     if not can_run_again(node):
         return None
     with contextlib.suppress(Exception), rerun():
@@ -208,12 +208,12 @@ def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float |
 
 
 class NodeBirths:
-    """The births at the nodes of one graph. The events get those that happen in backward.
+    """The births at the nodes of one graph. Births in backward are added to the events.
 
     Attributes:
         loss: the provenance of a loss that is not finite.
         hidden: the births in the shadow. In the pass itself, another NaN may arrive there first.
-        inside: the births since the node before, which are inside of a derivative that the user wrote.
+        inside: the births since the previous node, inside a derivative that the user wrote.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class NodeBirths:
     def of(
         self, node: Any, caller: Caller, arriving: Sequence[Any], at: int, result: Tensor, bad: Tensor
     ) -> list[Birth]:
-        """The births of elements that a node made: in the call that it comes from, or only now."""
+        """The births of elements that a node made. They happened in the call that the node comes from, or only now."""
         inside = self._findings.provenances.of(result)
         if inside is not None and is_checkpoint(node):
             return list(inside.births)
@@ -271,7 +271,7 @@ class NodeBirths:
         return [*births, self._events.born[node].birth]
 
     def of_sum(self, edge: Edge, here: Tensor, has_held: bool) -> Provenance | None:
-        """The provenance of a sum at an edge that is too large, if the gradients that were added up were finite.
+        """The provenance of a sum at an edge that is too large, although the gradients that were added up were finite.
 
         `has_held` says whether `.grad` was one more finite number in the sum.
         """
@@ -285,7 +285,7 @@ class NodeBirths:
         return Provenance({birth: (call.name,)})
 
     def add_nothing(self, node: Any, caller: Caller, provenances: Sequence[Provenance], bad: Tensor) -> bool:
-        """Whether the births that a node could bring in have arrived there already, and their text is made."""
+        """Whether the births that a node could add have already arrived there, and already have their text."""
         if is_elementwise(node) or is_checkpoint(node):
             return False
         births = self._from_forward(node, caller, bad)
@@ -353,7 +353,7 @@ class NodeBirths:
         return []
 
     def note_hidden(self, node: Any, at: int, bad: Tensor) -> None:
-        """Note what a node makes in the shadow, now that its derivative can still run."""
+        """Note the births at a node in the shadow, while its derivative can still run."""
         caller = self._callers.of(node)
         share_readable(node, caller.node)
         if not can_run_again(node):

@@ -22,16 +22,16 @@ from ..program.code import Place
 from ..program.tensors import memory
 
 MOST_STEPS = 40
-"""The number of steps of a path that are kept."""
+"""The largest number of steps of a path that are kept."""
 
 NANS, OTHERS, LEAVES_OUT = 1, 2, 4
-"""Kinds of births: of NaN alone, all others, and infinities with which code may leave elements out."""
+"""Kinds of births: of NaN alone, all other births, and infinities with which code may leave elements out."""
 
 Kind = Literal["contaminated", "undefined", "overflow", "bad input"]
-"""What a birth that reached the loss or a gradient means."""
+"""The kind of a birth that reached the loss or a gradient."""
 
 Nature = Literal["made", "given", "meant"]
-"""An operator made it of finite numbers; it came in with data; or the code wrote this infinity down."""
+"""An operator made it from finite numbers; it came in with data; or the code has this infinity as a constant."""
 
 
 @dataclass(eq=False)
@@ -39,26 +39,26 @@ class Birth:
     """Where a number that is not finite was made or came in. If it reaches the loss or a gradient, it is an origin.
 
     Attributes:
-        nature: whether an operator made it.
-        phase: whether this happened in backward.
-        operator, place: the forward function, and the call of it.
+        nature: made by an operator, given with data, or meant, as a constant in the code.
+        phase: whether this happened in forward or in backward.
+        operator, place: the forward function, and the place of its call.
         where: the indices of the first elements, in the tensor.
         count, shape, dtype, device: the number of elements, and the tensor that holds them.
-        operands: the computation that gave it, as text.
+        operands: the computation that produced it, as text.
         too_large: whether the number was only too large for the dtype.
-        infinite: the infinity, if every element that came in or was written down is this same infinity; else 0.
+        infinite: the infinity, if every element that came in, or is a constant, is this same infinity; else 0.
         tensor: the tensor that came in.
-        is_nan: whether every element is NaN. An element that is infinite does not come from it.
-        half: the birth of the NaN in the same call, of which this is the birth of the infinities.
+        is_nan: whether every element is NaN. An infinite element of a result does not come from such a birth.
+        half: if this is the birth of a call's infinities, the birth of the NaN in the same call.
         uninitialized: the call that handed out the memory of the tensor, if nothing has initialized it.
         optimizer: the name of the optimizer whose step made it, if one did.
-        held: whether it was in `.grad` before a pass added to it.
-        of_large: whether a number that it was made of was large already.
+        held: whether it was in `.grad` before a backward pass added to `.grad`.
+        of_large: whether one of the operands was already large.
         base: the tensor that `tensor` is a view of.
-        kept_in: the buffer of a module that kept it since.
-        in_backward: the multiplication in backward that turned it into a gradient that is not finite, as text.
-        made_of: the infinities that the code wrote down and that it was made of.
-        watch: stands for the watch that found it.
+        kept_in: the buffer of a module that has kept it since.
+        in_backward: the multiplication in backward that turned it into a NaN or infinite gradient, as text.
+        made_of: the constant infinities in the code that it was made from.
+        watch: an object that identifies the watch that found it.
         number: the position in order of time.
     """
 
@@ -119,14 +119,14 @@ class _History:
 class Provenance:
     """The births that a tensor's NaN and infinities come from, and the path that each took to the tensor.
 
-    It is the beginning of a history. Code that adds up many terms lets the births of one term join at a time. The
-    provenance of each partial sum is then a longer beginning of the same history, and no birth is copied. Only one
-    provenance can continue a history. If a tensor is used a second time, what comes of this continues a copy.
+    A provenance is the beginning of a history. If code adds up many terms, the births of each term join one after the
+    other. The provenance of each partial sum is then a longer beginning of the same history, so no birth is copied.
+    Only one provenance can continue a history. If a tensor is used a second time, the result continues a copy.
 
     Args:
-        paths: by birth, its path. With `before`, the births that join it.
+        paths: by birth, its path. With `before`, only the births that join.
         before: the provenance to continue.
-        step: the step that lets all paths of `before` grow; empty if none does.
+        step: the step to add to all paths of `before`; empty to add no step.
 
     Attributes:
         kinds: which of `NANS`, `OTHERS` and `LEAVES_OUT` are among the births, added up.
@@ -169,7 +169,7 @@ class Provenance:
 
     @property
     def births(self) -> tuple[Birth, ...]:
-        """All births, each once."""
+        """All births, without duplicates."""
         return tuple(self._history.births[: self._count])
 
     @property
@@ -192,7 +192,7 @@ class Provenance:
         return found is not None and found[0] < self._count
 
     def continued(self, step: str, paths: Mapping[Birth, tuple[str, ...]]) -> Provenance:
-        """This provenance after one more step, with births that join it then. If nothing changes, it is the same."""
+        """This provenance after one more step, with the births that join. If nothing changes, the same object."""
         grows = bool(step) and self._end != step and self._shortest < MOST_STEPS
         if not paths and not grows:
             return self  # a deep graph shares it
@@ -212,7 +212,7 @@ def joined(provenances: Iterable[Provenance], step: str = "", born: Collection[B
 
     Args:
         provenances: those of the tensors.
-        step: the user's function that the result comes from, if there is one.
+        step: the user's function that returned the result, if there is one.
         born: the births in that function.
     """
     each = list(dict.fromkeys(provenances))
@@ -235,7 +235,7 @@ def joined(provenances: Iterable[Provenance], step: str = "", born: Collection[B
 
 
 def all_births(provenances: Iterable[Provenance]) -> dict[Birth, None]:
-    """The births of several provenances, each once."""
+    """The births of several provenances, without duplicates."""
     return dict.fromkeys(birth for provenance in provenances for birth in provenance.births)
 
 
@@ -255,14 +255,14 @@ class Provenances:
         return bool(self._by_memory)
 
     def of(self, tensor: Tensor) -> Provenance | None:
-        """The provenance of a tensor, or None if nothing is known of it."""
+        """The provenance of a tensor; None if it is unknown."""
         if not self._by_memory:
             return None
         known = self._by_memory.get(memory(tensor)._cdata)
         return known[1] if known is not None else None
 
     def of_each(self, tensors: Iterable[Tensor]) -> list[Provenance]:
-        """The provenances of those tensors that have one."""
+        """The provenances of all tensors that have a provenance."""
         return [provenance for provenance in map(self.of, tensors) if provenance is not None]
 
     def keep(self, tensor: Tensor, provenance: Provenance) -> None:
@@ -274,7 +274,7 @@ class Provenances:
             self._swept = max(64, len(self._by_memory))
 
     def exists(self, key: int | None) -> bool:
-        """Whether there is still a tensor with a provenance in this memory."""
+        """Whether a tensor with a provenance still exists in this memory."""
         known = None if key is None else self._by_memory.get(key)
         return known is not None and not known[0].expired()
 

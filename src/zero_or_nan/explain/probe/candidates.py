@@ -1,8 +1,8 @@
 """The inputs that are tried: zeros, equal rows, an empty mask, padding, a batch of one row, numbers that have grown.
 
-Each input keeps its kind: labels stay labels, and a row of probabilities sums to 1. A search that ignores this blames
-losses for inputs that they never get. What is likely comes first, and two inputs change together only after each has
-changed alone. Nothing is computed before it is tried, because inputs may be large.
+Each input keeps its kind: labels stay labels, and a row of probabilities sums to 1. Without this rule, a search blames
+losses for inputs that they never get. Likely inputs come first, and two inputs change together only after each has
+changed alone. Each input is computed only when it is tried, because inputs may be large.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Kind = Literal[
     "flags", "labels", "choices", "counts", "distributions", "log-distributions", "directions", "fractions",
     "positives", "numbers", "fixed",
 ]  # fmt: skip
-"""What the numbers of a tensor are:
+"""The kinds of tensors, by their numbers:
 
-- flags: bools. labels: integers, of the range that the example has; they may be lengths too. choices: at most two
-  different floats, 0 and 1, -1 and 1, or 0 and -inf. counts: other floats without a gradient that are whole numbers.
+- flags: bools. labels: integers in the range of the example; they may also be lengths. choices: at most two different
+  floats, 0 and 1, -1 and 1, or 0 and -inf. counts: other floats without a gradient that are whole numbers.
 - distributions: rows that are at least 0, and sum to 1, such as one-hot integers. log-distributions: their logarithms.
   directions: rows of length 1.
-- fractions: between 0 and 1. Those with a gradient may grow, because what a model gives may start small.
+- fractions: between 0 and 1. Those with a gradient may grow, because the output of a model may start small.
 - positives: larger than 0. numbers: all other floats.
-- fixed: what is not changed, such as complex and empty tensors.
+- fixed: tensors that the search does not change, such as complex and empty tensors.
 """
 
 MASKS = ("flags", "choices", "labels")
-"""The kinds that may leave out elements of other inputs."""
+"""The kinds that may mask elements of other inputs."""
 
 ROWS = ("distributions", "log-distributions", "directions")
 """The kinds whose rows change as a whole."""
@@ -42,19 +42,19 @@ ROWS = ("distributions", "log-distributions", "directions")
 _FLOATS = ("numbers", "positives", "fractions", "directions", "distributions")
 
 FACTORS = (10.0, 100.0, 1e4)
-"""How far numbers grow, at most."""
+"""The largest factors by which numbers grow."""
 
 _ROUNDED = 2e-3
-"""How far the sum or the length of a row may be from 1."""
+"""The largest distance from 1 that the sum or the length of a row may have."""
 
 _MOST_PAIRS = 1000
 _MOST_LABELS = 10_000
 _MOST_VALUES = 6
-"""How many elements are looked at for the labels that appear, and how many of these fill an input."""
+"""How many elements are read to find the labels that appear, and how many of these labels fill an input."""
 
 
 def kind_of(example: Tensor, is_data: bool = True) -> Kind:
-    """What a tensor of the example is."""
+    """The kind of a tensor of the example."""
     if not example.numel() or example.layout is not torch.strided or example.is_complex():
         return "fixed"
     if example.dtype is torch.bool:
@@ -87,7 +87,7 @@ def _is_one(numbers: Tensor) -> bool:
 
 
 def is_within(kind: Kind, example: Tensor, found: Tensor) -> bool:
-    """Whether numbers are in the range of the example: at most ten times as large; numbers up to 1 may be bounded."""
+    """Whether numbers are at most ten times as large as the example's. If the example's are up to 1, 1 is the limit."""
     if kind not in ("numbers", "positives", "counts", "fractions"):
         return True
     largest = float(example.detach().abs().max())
@@ -108,9 +108,9 @@ class Change(NamedTuple):
 
     Attributes:
         at: which input.
-        make: gives the value for a factor. Only a value that grows depends on it.
-        phrase: what is special about it, with the factor in braces; empty if the numbers say so.
-        factor: how far the value has grown, at most; 1 if it does not grow.
+        make: returns the value for a factor. Only a value that grows depends on the factor.
+        phrase: what is special about the value, with {:g} for the factor; empty if the numbers show it.
+        factor: the largest factor by which the value grows; 1 if it does not grow.
     """
 
     at: int
@@ -128,7 +128,7 @@ class Candidate(NamedTuple):
 
     Attributes:
         base: the case before the changes.
-        changes: of single inputs.
+        changes: the changes of single inputs.
         is_one_row: whether the batch was cut to one row.
     """
 
@@ -145,11 +145,11 @@ class Candidate(NamedTuple):
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """How far the parameters have grown, and the input of each change."""
+        """The factors by which the parameters, and the input of each change, have grown."""
         return self.base.factor, *(change.factor for change in self.changes)
 
     def with_factor(self, at: int, factor: float) -> Candidate:
-        """The candidate with another one of these factors."""
+        """The candidate with the factor at this position replaced."""
         if at == 0:
             return self._replace(base=self.base._replace(factor=factor))
         changes = [*self.changes]
@@ -164,12 +164,12 @@ def candidates(
     used: Callable[[Case], Sequence[Tensor]],
     is_slow: bool = False,
 ) -> Iterator[Candidate]:
-    """All cases to try, in order: the likely ones first.
+    """All cases to try, in order: likely cases come first.
 
     Args:
-        example, inputs, parameters: what the loss was given.
-        used: which elements of the inputs a loss depends on, by a bool for each.
-        is_slow: whether there is no time for all of them. Then numbers that are 100 times as large come first.
+        example, inputs, parameters: those of the loss.
+        used: returns which elements of the inputs a loss depends on, as a bool for each element.
+        is_slow: whether there is no time for all cases. Then numbers that are 100 times as large come first.
     """
     each = [
         [*_changes(at, given, [other for other in (*inputs, *parameters) if other is not given])]

@@ -1,6 +1,6 @@
-"""What the user reads: each finding, with the input that shows it, and a test to paste.
+"""The results that the user reads: each finding, with an input that shows it, and a test to paste.
 
-A test has about ten lines, and fails until the loss is fixed. It is run once, to see that it does.
+A test has about ten lines, and fails until the loss is fixed. Each test runs once, to check that it does fail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .loss import Case, Loss, Numbers
 from .rounded import HALF
 
 MOST_ELEMENTS = 400
-"""The number of elements up to which a test has the inputs as text."""
+"""The largest number of elements for which a test contains the inputs as text."""
 
 _MOST_ROWS = 8
 
@@ -32,7 +32,7 @@ _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype)
 
 
 class Edge(NamedTuple):
-    """A call that has an edge."""
+    """A call of a function that has an edge."""
 
     filename: str
     line: int
@@ -42,22 +42,22 @@ class Edge(NamedTuple):
 
 @dataclass
 class Finding:
-    """A line of the loss that gives a NaN or an infinity, and an input that shows it.
+    """A line of the loss that produces a NaN or an infinity, and an input that shows it.
 
     Attributes:
         file, line, source: the line that failed.
         function: the public name of the function that failed, such as "log".
-        kind: what `explain` says of it: "undefined", "overflow", "contaminated" or "bad input"; or "rounded" if all is
-            finite, but the loss is off by more than half of what float64 gives.
+        kind: the kind that `explain` reports: "undefined", "overflow", "contaminated" or "bad input". Or "rounded" if
+            all numbers are finite, but the loss is off by more than half of its value in float64.
         distance: how far the input is from the example, in words.
-        inputs: the inputs that show it, to call the loss with: `loss_fn(*finding.inputs)`.
-        parameters: by name, the values that the parameters have there, if they differ from those of the example.
-        loss, gradients: what the loss gives there, and its gradients by the names of inputs and parameters.
-        remedy: what to write instead, tried on these numbers, or advice.
+        inputs: the inputs that show it. Call the loss with them: `loss_fn(*finding.inputs)`.
+        parameters: by name, the values of the parameters for this input, if they differ from those of the example.
+        loss, gradients: the loss for this input, and its gradients by the names of inputs and parameters.
+        remedy: the code to write instead, tried on these numbers, or advice.
         test: a test to paste, which fails until the loss is fixed; empty if the inputs are too large to print, or if
             the loss is a function whose parameters would have to change.
-        origin: everything that `explain` says of it; None if all is finite.
-        exact: what is off if all is finite, in a sentence with both numbers.
+        origin: the `Origin` that `explain` reports; None if all numbers are finite.
+        exact: what is off if all numbers are finite, in a sentence with both numbers.
     """
 
     file: str
@@ -81,7 +81,7 @@ class Finding:
         return [name for name, gradient in self.gradients.items() if not bool(gradient.isfinite().all())]
 
     def to_dict(self) -> dict[str, Any]:
-        """The finding without its tensors: `test` has the inputs as code. `loss` is a text, such as "nan"."""
+        """The finding as a dict, without tensors: `test` has the inputs as code. `loss` is a string, such as "nan"."""
         kept = ("file", "line", "source", "function", "kind", "distance", "remedy", "test", "exact")
         told = {name: getattr(self, name) for name in kept}
         return {
@@ -113,11 +113,11 @@ class Finding:
 
 @dataclass
 class ProbeReport:
-    """What a search has found.
+    """The results of a search.
 
     Attributes:
         findings: the lines that can fail, each with the nearest input that was found.
-        searched: the other calls that have an edge. The search did not reach it, which proves nothing.
+        searched: the other calls that have an edge. The search did not reach their edges, which proves nothing.
         runs: how often the loss was run.
         seconds: how long the search took.
         notes: what limits the search.
@@ -131,7 +131,7 @@ class ProbeReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """True if the search found nothing."""
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _changed(name: str, before: Tensor, after: Tensor, kind: Kind) -> str:
 def test_of(loss: Loss, case: Case, kinds: Sequence[Kind], is_finite: bool = False) -> str:
     """A test that fails on a case; empty if the inputs can't be written as text.
 
-    If all is finite there, the test compares with what float64 gives.
+    If all numbers are finite, the test compares them with those in float64.
     """
     if sum(tensor.numel() for tensor in case.tensors) > MOST_ELEMENTS:
         return ""

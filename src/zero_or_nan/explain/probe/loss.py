@@ -1,4 +1,4 @@
-"""A loss that runs again and again from the same state, and leaves nothing behind."""
+"""Runs a loss many times from the same state, without lasting side effects."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from ..watch.watch import Watch
 
 
 class Case(NamedTuple):
-    """What a loss is called with: the tensors among its inputs, in order, and a factor of all parameters."""
+    """A call of the loss: the tensors among its inputs, in order, and a factor for all parameters."""
 
     tensors: tuple[Tensor, ...]
     factor: float = 1.0
 
     def with_input(self, at: int, tensor: Tensor) -> Case:
-        """The case with another value of one input."""
+        """The case with another value for one input."""
         return self._replace(tensors=(*self.tensors[:at], tensor, *self.tensors[at + 1 :]))
 
     def of_row(self, row: int) -> Case:
@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A loss, and the gradients that it has, by the names of inputs and parameters."""
+    """A loss, and its gradients by the names of inputs and parameters."""
 
     loss: Tensor
     gradients: dict[str, Tensor]
@@ -59,7 +59,7 @@ Key = tuple[str, int, str]
 """The file, the line and the function of a birth."""
 
 MOST_WIDENED = 10_000_000
-"""The number of elements of all parameters up to which a run in float64 has copies of them."""
+"""The largest number of elements of all parameters for which a run in float64 copies the parameters."""
 
 
 class Brief(Narration):
@@ -70,7 +70,7 @@ class Brief(Narration):
         self.found: dict[Key, OfOrigin] = {}
 
     def add(self, diagnoses: Iterable[Diagnosis], names: Names) -> None:
-        """Add what a pass has found."""
+        """Add the results of a pass."""
         for diagnosis in diagnoses:
             place = diagnosis.birth.place
             if not diagnosis.is_implied:
@@ -79,7 +79,7 @@ class Brief(Narration):
 
 
 class Wide(TorchFunctionMode):
-    """While entered, results have another dtype, and parameters stay as they are, so a large model is not copied.
+    """While entered, results have another dtype, but parameters stay unchanged, so a large model is not copied.
 
     A function that takes a parameter, or a view of one, runs in the parameter's dtype.
     """
@@ -106,20 +106,20 @@ class Loss:
     """A loss function with an example of its inputs.
 
     Args:
-        function, inputs: what the user gave to `explain.probe`.
-        seed: of the random numbers in each run.
+        function, inputs: the arguments of `explain.probe`.
+        seed: the seed of the random numbers in each run.
 
     Attributes:
         example: the case of the user's own inputs.
         names: the names of its tensors.
         wants: which of them have a gradient.
-        parameters: by name, the leaves of the graph that are no inputs.
-        path: the code that takes the loss from what the function returns.
+        parameters: by name, the leaves of the graph, without the inputs.
+        path: the code that takes the loss from the function's result, such as an index.
         runs: how often the loss was run.
         seconds: how long one run takes.
         is_random: whether the loss draws random numbers.
         is_large: whether the parameters are too large for copies in float64.
-        dtype: that of the loss.
+        dtype: the dtype of the loss.
     """
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], seed: int) -> None:
@@ -137,7 +137,7 @@ class Loss:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """While entered, the loss may run. Then everything is as it was, whatever ended the block."""
+        """While entered, the loss may run. When the block ends, even by an error, the state from before is restored."""
         owner = getattr(self.function, "__self__", self.function)
         for module in owner.modules() if isinstance(owner, nn.Module) else ():
             self._keep(module)
@@ -155,7 +155,7 @@ class Loss:
             self._before.note_module(module)
 
     def begin(self) -> Numbers:
-        """Run the example, and find the parameters. Errors of the loss are the user's."""
+        """Run the example, and find the parameters. Errors that the loss raises reach the user."""
         with self._state():
             before = RandomState.now()
             loss, given = self._loss(self.example)
@@ -188,7 +188,7 @@ class Loss:
         first = next((at for at, tensor in enumerate(self._given) if tensor.is_floating_point()), None)
         if first is None:
             raise ValueError(
-                "explain.probe found nothing to differentiate: the loss has no parameter, and no input of floats. "
+                "explain.probe found nothing to differentiate: the loss has no parameter, and no floating-point input. "
                 "Give it an input that requires a gradient"
             )
         self.wants[first] = True
@@ -205,14 +205,14 @@ class Loss:
         return numbers is not None and not numbers.is_finite
 
     def births(self, case: Case) -> dict[Key, OfOrigin]:
-        """Where `explain` finds births that reach the loss or a gradient, with their kinds."""
+        """The places of the births that reach the loss or a gradient, with their kinds."""
         watch = Watch(Report())
         watch.narration = brief = Brief(watch.report, watch.findings.history)
         self._watch(watch, case)
         return brief.found
 
     def explained(self, case: Case) -> Report:
-        """Everything that `explain` says of a run: it also tries remedies, which takes longer."""
+        """The full report of `explain` about a run. It also tries remedies, which takes longer."""
         watch = Watch(Report())
         self._watch(watch, case)
         return watch.report
@@ -224,7 +224,7 @@ class Loss:
     def recorded(
         self, case: Case, mode: TorchFunctionMode, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, list[Tensor]] | None:
-        """Run the loss in a mode: the loss, and its inputs, which all have a gradient; None if it refuses them."""
+        """Run the loss in a mode. Returns the loss and its inputs, all with a gradient; None if it refuses them."""
         with self._tried(case, dtype):
             return self._loss(case, dtype, all_want=True, mode=mode)
         return None
@@ -303,12 +303,12 @@ class Loss:
         return Numbers(loss.detach(), {name: each for (name, _), each in pairs if each is not None})
 
     def inputs_of(self, case: Case) -> tuple[Any, ...]:
-        """The inputs of a case, in the form of the user's, ready for a call."""
+        """The inputs of a case, nested like the user's inputs, ready for a call."""
         pairs = zip(case.tensors, self.wants, strict=True)
         return self._with(tensor.clone().requires_grad_(wants) for tensor, wants in pairs)
 
     def is_failed_by(self, test: str, name: str, factor: float) -> bool:
-        """Whether a test fails now. It may multiply parameters, and call the loss by a name that it does not import."""
+        """Whether a test fails now. It may scale parameters, and call the loss by a name that it does not import."""
         names: dict[str, Any] = {name: self.function}
         with self._state():
             for parameter in self.parameters.values():
@@ -324,7 +324,7 @@ class Loss:
 
 
 def loss_of(result: Any) -> tuple[Tensor, str]:
-    """The loss in what a function returned, and the code that takes it from there.
+    """The loss in a function's result, and the code that takes the loss from this result.
 
     Raises:
         TypeError: if there is no tensor of floats at the place of the loss.
@@ -339,7 +339,7 @@ def loss_of(result: Any) -> tuple[Tensor, str]:
     if not isinstance(result, Tensor) or not result.is_floating_point():
         raise TypeError(
             "explain.probe needs the loss as a tensor of floats. The function may also return it first in a tuple, or "
-            f'by the name "loss". It returned {type(result).__name__}'
+            f'under the name "loss". It returned {type(result).__name__}'
         )
     return (result, path) if result.dim() == 0 else (result.sum(), f"{path}.sum()")
 

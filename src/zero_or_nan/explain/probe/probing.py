@@ -1,9 +1,9 @@
-"""What users call: `explain.probe`, the search for a NaN that has not happened yet.
+"""The function that users call: `explain.probe`, the search for a NaN that has not happened yet.
 
-The search tries the inputs that people meet. Then it follows a gradient, as GRIST does: it moves the inputs by the
-gradient of the distance between an operand and its edge, with Newton's step where GRIST takes steps of a fixed rate. An
-edge is a number at which the value or the slope of a function is not finite: the end of its domain, or a pole.
-`functions/numerics.py` knows them. From an input that fails, the search goes back towards the example.
+The search first tries inputs that are common in practice. Then it follows a gradient, as GRIST does: it moves the
+inputs along the gradient of the distance between an operand and its edge. It takes Newton's step where GRIST uses a
+fixed rate. An edge is a number at which the value or the slope of a function is not finite: the end of its domain, or a
+pole. `functions/numerics.py` knows them. From an input that fails, the search goes back towards the example.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .loss import Case, Key, Loss, Numbers
 from .rounded import Calls, rounded
 
 MOST_EDGES = 50
-"""How many calls the gradient is followed to."""
+"""The largest number of calls to whose edges the search follows a gradient."""
 
 NEAR = 10.0
-"""How many times as large or small numbers may be where float64 gives no number either."""
+"""The largest factor by which numbers may grow or shrink if the loss is not finite in float64 either."""
 
 FAILS_ON_ONE_ROW = (
     "a batch of one row is not finite at {}, and many losses need two rows: let the DataLoader drop its last batch, or "
@@ -42,21 +42,21 @@ FAILS_ON_ONE_ROW = (
 TIME_IS_UP = "the search was stopped after {:g} seconds, and some inputs were not tried: pass a larger `seconds`"
 
 _STEPS, _TRIES = 12, 48
-"""How many steps go towards an edge, and how many tries are between the last case before it and the first beyond."""
+"""The number of steps towards an edge, and of tries between the last case before it and the first case beyond."""
 
 _OVERSHOOT = 1.5
 _BISECTIONS = 8
 _FIRST_ROWS = 100
-"""How many rows of a parameter are looked at for its kind: all of them may be a large part of the memory."""
+"""How many rows of a parameter are read to find its kind. All rows may be a large part of the memory."""
 
 _MOST_PARTS = 64
 _MOST_KEPT = 1_000_000
 
 _LONG = 2.0
-"""Searches of fewer seconds say nothing while they run."""
+"""Searches of fewer seconds print nothing while they run."""
 
 _SURE = 0.5
-"""The seconds after which the time of a run is trusted: the first runs take longer."""
+"""The seconds after which the time of a run is reliable, because the first runs take longer."""
 
 _BETWEEN = 0.1
 """The seconds between two counts on a terminal."""
@@ -65,15 +65,15 @@ _BETWEEN = 0.1
 def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed: int = 0) -> ProbeReport:
     """Search for inputs on which a loss, or its gradient, is a NaN or an infinity, or the loss is finite but wrong.
 
-    A finite loss is wrong if it is off by more than half of what float64 gives. Only inputs that have grown are
-    compared, and only if the parameters have at most 10 million elements and the example gives the same in float64.
+    A finite loss is wrong if it is off by more than half of its value in float64. This is checked only for inputs that
+    have grown, if the parameters have at most 10 million elements and the example has the same loss in float64.
 
     Args:
-        loss_fn: any callable that gives a loss. Its parameters are the leaves of the graph that are no inputs.
-        inputs: an example, with which the loss works. Tensors may have any shape and dtype, also inside of tuples,
-            lists and dicts. If neither an input nor a parameter requires a gradient, the first input of floats does.
-        seconds: how long the search may take. If it takes more than two, stderr says so, and a terminal shows a count.
-        seed: of the random numbers in each run. With the same seed, and enough time, the findings are the same.
+        loss_fn: any callable that returns a loss. Its parameters are all leaves of the graph that are not inputs.
+        inputs: an example on which the loss works. Tensors may have any shape and dtype, also inside tuples, lists and
+            dicts. If no input and no parameter requires a gradient, the first floating-point input does.
+        seconds: the time limit. If the search takes more than 2 seconds, stderr says so, and a terminal shows a count.
+        seed: for the random numbers in each run. With the same seed and enough time, the findings are the same.
 
     Returns:
         A report. `report.ok` is True if nothing was found.
@@ -81,7 +81,7 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
     Raises:
         TypeError: if the function does not return its loss, as a tensor of floats.
         ValueError: if `seconds` is not positive, or nothing has a gradient.
-        Exception: what the loss raises on the example.
+        Exception: any error that the loss raises on the example.
 
     Example:
         >>> import torch
@@ -97,7 +97,7 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
         nan
     """
     if not seconds > 0:
-        raise ValueError(f"seconds={seconds!r} is not positive: give the search some time")
+        raise ValueError(f"seconds={seconds!r} is not positive: give the search more than 0 seconds")
     search = Search(Loss(loss_fn, inputs, seed), seconds)
     with search.loss.kept(), search.counted():
         if not search.run():
@@ -107,7 +107,7 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
 
 
 class Search:
-    """One search: it tries cases, and keeps the nearest case of each finding."""
+    """A single search, which tries cases and keeps the nearest case of each finding."""
 
     def __init__(self, loss: Loss, seconds: float) -> None:
         self.loss, self._seconds, self._began = loss, seconds, time.monotonic()
@@ -117,7 +117,7 @@ class Search:
         self._kept: set[Key] = set()
 
     def run(self) -> bool:
-        """Try the example, the inputs that people meet, and those that a gradient leads to; False if time was up."""
+        """Try the example, common inputs, and the inputs that a gradient leads to; False if the time was up."""
         example = self.loss.example
         first = self.loss.begin()
         if not first.is_finite:
@@ -132,7 +132,7 @@ class Search:
         count = sum(1 for _ in candidates(example, *given, lambda case: []))  # without those that need a run
         is_slow = self.spent() + count * self.loss.seconds > self._seconds
         likely = candidates(example, *given, self.loss.used, is_slow)
-        # Training brings the loss itself to 0, and then no triplet of a batch may count any more. All elements change.
+        # Training reduces the loss itself to 0. Then perhaps no triplet of a batch counts any more. All elements move.
         trained = map(Candidate, towards(self.loss, self.kinds, lambda loss, calls: loss.reshape(1)))
         began = self.spent()
         grown: list[Candidate] = []
@@ -240,7 +240,7 @@ class Search:
             return other is not None and other.key == key
 
         least = less_grown(candidate, shows)
-        # A difference of squares loses its digits at the inverse root of eps. What is lost only far beyond is no bug.
+        # A difference of squares loses its digits at the inverse root of eps. Digits lost only far beyond are no bug.
         is_far = max(least.factors) > 2 / math.sqrt(torch.finfo(self.loss.dtype).eps)
         if not is_far and (found := rounded(self.loss, least.case, example)) is not None:
             self._kept.add(found.key)
@@ -299,12 +299,12 @@ def _in_little_memory(gradient: Tensor) -> Tensor:
 
 
 def with_edges(calls: Calls) -> list[Call]:
-    """The calls that may be at an edge, in order of time."""
+    """The calls whose operands may reach an edge, in order of time."""
     return [ran.call for ran in calls.found if not _is_far(ran.call)]
 
 
 def has_edge(name: str) -> bool:
-    """Whether a function is infinite or undefined somewhere, other than for operands that are too large."""
+    """Whether a function is infinite or undefined for some operands that are not too large."""
     known = numerics_of(name)
     return known.pole is not None or known.is_limited or known.no_direction
 
@@ -325,13 +325,13 @@ def _divisor(call: Call) -> Tensor | None:
 def towards(
     loss: Loss, kinds: Sequence[Kind], gaps_of: Callable[[Tensor, list[Call]], Tensor | None]
 ) -> Iterator[Case]:
-    """Cases in which the least gap above 0 gets smaller, until fewer gaps are left, and then cases in between.
+    """Yield cases whose least gap above 0 shrinks until fewer gaps are left, and then cases in between.
 
     If nothing fails beyond an edge, a bound may hold the operand there. A minimum passes a gradient on at its bound,
     but not beyond, as `clamp` did before PyTorch 2.14: `acos(torch.minimum(x, one))` fails only if x is exactly 1. Sums
-    of neighbouring numbers are rounded in many ways, so each element goes a part of the way that is drawn by chance.
+    of neighbouring numbers are rounded in many ways, so each element moves by a random part of the distance.
 
-    `gaps_of` gives the gaps for a loss and its calls with an edge, in order of time; None if there are none.
+    `gaps_of` returns the gaps for a loss and its calls with an edge, in order of time; None if there are no gaps.
     """
     case, inside, beyond, count = loss.example, loss.example, None, 0
     moved = [at for at, kind in enumerate(kinds) if kind == "numbers"]
@@ -392,9 +392,9 @@ def _gaps(call: Call) -> Tensor | None:
 
 
 def less_grown(candidate: Candidate, shows: Callable[[Case], bool]) -> Candidate:
-    """A candidate in which the parameters and each input have grown as little as shows it.
+    """The candidate with the smallest growth of the parameters and of each input that still `shows` the finding.
 
-    Each factor is the least of two digits, found by bisection: no smaller one needs to be looked for.
+    Each factor has two digits, and is the smallest that bisection finds.
     """
     for at, high in enumerate(candidate.factors):
         low = 1.0
@@ -413,7 +413,7 @@ def less_grown(candidate: Candidate, shows: Callable[[Case], bool]) -> Candidate
 
 
 def nearest(candidate: Candidate, example: Case, kinds: Sequence[Kind], shows: Callable[[Case], bool]) -> Case:
-    """A case in which most rows and elements are those of the example, but for inputs that have grown."""
+    """The case with as many rows and elements of the example as possible. Inputs that have grown stay as they are."""
     case = candidate.case
     for at in (change.at for change in candidate.changes if not change.grows):
         put = functools.partial(case.with_input, at)

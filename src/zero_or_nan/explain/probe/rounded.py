@@ -1,7 +1,7 @@
-"""Inputs on which a loss is finite, but wrong: off by more than half of what float64 gives.
+"""Inputs on which a loss is finite, but wrong: off by more than half of its value in float64.
 
-The loss runs in both dtypes, and each call is noted. The call at fault gives a result that is off, although its
-operands are right. A gradient alone is not compared: it is off for many inputs that no training gives.
+The loss runs in both dtypes, and each call is recorded. The call at fault has a result that is off, although its
+operands are right. Gradients alone are not compared: they are off for many inputs that never occur in training.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..program.tensors import tensors_in
 from .loss import Case, Key, Loss, Numbers
 
 HALF = 0.5
-"""The part of a number by which it may be off."""
+"""The largest relative error that is not yet wrong."""
 
 LITTLE = 1e-3
-"""An error counts if it is at least this part of the example's loss."""
+"""An error counts only if it is larger than this fraction of the example's loss."""
 
 
 class Rounded(NamedTuple):
-    """The call at fault, with what the loss gives in its own dtype and in float64."""
+    """The call at fault, with the loss and gradients in the loss's own dtype and in float64."""
 
     place: Place
     name: str
@@ -47,17 +47,17 @@ class Rounded(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A call, and the tensors that it gave."""
+    """A call, and the tensors that it returned."""
 
     call: Call
     results: list[Tensor]
 
 
 class Calls(TorchFunctionMode):
-    """While entered, notes calls of functions that compute, in order of time.
+    """While entered, records calls of functions that compute, in order of time.
 
     Args:
-        wants: whether the calls of a function are noted, by its public name. All are if it is left out.
+        wants: whether to record the calls of a function, by its public name. By default, all calls are recorded.
     """
 
     def __init__(self, wants: Callable[[str], bool] = lambda name: True) -> None:
@@ -78,11 +78,11 @@ class Calls(TorchFunctionMode):
 def rounded(loss: Loss, case: Case, example: Numbers) -> Rounded | None:
     """The call that makes the loss wrong; None if the loss is right, or if no call can be blamed.
 
-    A loss that chooses other elements in float64, or calls other functions, is not compared.
+    A loss is not compared if it chooses other elements in float64, or calls other functions.
 
     Args:
-        loss: the loss. On its example, it gives the same in float64.
-        case: where it runs.
+        loss: the loss. On its example, its value in float64 is the same.
+        case: the inputs on which the loss runs.
         example: the loss and the gradients of its example.
     """
     numbers, exact = loss.numbers(case), loss.numbers(case, torch.float64)

@@ -1,9 +1,9 @@
 """The losses of an unchanged script: `python -m zero_or_nan.explain --probe script.py`.
 
-The script runs until its first backward pass. If a function of the user's has returned the loss by then, this function
-is searched, with the arguments that it was called with. If not, a function is cut out of the code before that pass:
-many scripts have `loss = …` and `loss.backward()` in one loop. The function has the statements of this block that the
-loss is computed by. Tensors without a graph are its inputs, and all other variables keep their values.
+The script runs until its first backward pass. If one of the user's functions has returned the loss by then, the search
+uses this function with the arguments of that call. If not, a function is cut out of the code before the pass, because
+many scripts have `loss = …` and `loss.backward()` in one loop. This function has the statements of the block that
+compute the loss. Tensors without a graph are its inputs, and all other variables keep their values.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ NO_FUNCTION = (
 CUT_OUT = "no function of the script returns the loss, so this function was searched, which the test calls, too:\n\n{}"
 
 _STANDARD = os.path.dirname(os.__file__)
-"""The folder of Python's own files. PyTorch calls functions of theirs with a loss."""
+"""The folder of Python's standard library. PyTorch calls functions from there with a loss."""
 
 
 class FirstStep(SystemExit):
-    """Ends a script at its first backward pass, with the reports of its losses, by the name of the function."""
+    """Ends a script at its first backward pass, with the reports of its losses by the names of their functions."""
 
     def __init__(self, reports: dict[str, ProbeReport]) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class FirstStep(SystemExit):
 
 
 class Called(NamedTuple):
-    """A call of a user's function that returned a loss, with its position among the calls and their ends."""
+    """A call of a user's function that returned a loss. `began` and `ended` are positions among all such events."""
 
     name: str
     function: Callable[..., Any]
@@ -59,7 +59,7 @@ class Called(NamedTuple):
 
 
 class Losses:
-    """While entered, the first backward pass is a search instead, and ends the script."""
+    """While entered, a search replaces the first backward pass, and then ends the script."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -151,10 +151,10 @@ def _called(function: FunctionType, values: dict[str, Any]) -> tuple[Callable[..
 
 
 def cut_out(frame: FrameType, graph: Any) -> tuple[Callable[..., Any], tuple[Any, ...], str] | None:
-    """A loss whose backward pass has just begun as a function, with its inputs and its code.
+    """A function that computes a loss whose backward pass has just begun, with its inputs and its code.
 
     Args:
-        frame: that of the line which began the pass. If the line can't be read, the result is None.
+        frame: the frame of the line that began the pass. If the line can't be read, the result is None.
         graph: the nodes of the loss.
     """
     filename, values = frame.f_code.co_filename, {**frame.f_globals, **frame.f_locals}

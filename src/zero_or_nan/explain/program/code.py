@@ -1,4 +1,4 @@
-"""The user's code: in which line it called an operator, and what the name of a function says before it is called.
+"""The user's code: the line that called an operator, and what a function's name says before the call.
 
 The line is that of the deepest Python frame outside of PyTorch and of this library.
 """
@@ -36,14 +36,14 @@ _CALL = nn.Module._call_impl.__code__
 _LOAD = nn.Module._load_from_state_dict.__code__
 _CHECKPOINT = torch.utils.checkpoint.__file__
 _OBEYED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""The categories of characters that control, that change the direction, and that end a line."""
+"""The categories of characters that control a terminal, change the direction of text, or end a line."""
 _NOWHERE = compile("", "", "exec")
 _AROUND = 40
-"""The number of frames in which a module is looked for."""
+"""The largest number of frames that are searched for a module."""
 
 
 class Place(NamedTuple):
-    """A call. Noting it must be cheap, so its line is worked out only when it is asked for."""
+    """The place of a call. Noting it must be cheap, so its line is computed only on request."""
 
     code: CodeType
     instruction: int
@@ -69,7 +69,7 @@ class Place(NamedTuple):
 
 @functools.cache
 def is_inside(filename: str) -> bool:
-    """Whether code is PyTorch's or ours."""
+    """Whether a file belongs to PyTorch or to this library."""
     return filename.startswith(_INSIDE) or filename.startswith("<frozen")
 
 
@@ -94,7 +94,7 @@ def place_here(frame: FrameType | None = None) -> Place:
 
 
 def place_at(filename: str, line: int, function: str, module: nn.Module | None) -> Place:
-    """A place of which only the line is known."""
+    """A place for which only the line is known."""
     code = _NOWHERE.replace(
         co_filename=filename, co_firstlineno=line, co_name=function, co_qualname=function, co_linetable=b""
     )
@@ -117,8 +117,8 @@ class Places:
     """The places of one block, with the modules around each module when it was first called.
 
     Attributes:
-        around: by module, the modules whose calls led to its own, the outermost first.
-        inside: the call that a compiled region is at, while its graph runs a second time.
+        around: by module, the modules whose calls led to its call, the outermost first.
+        inside: the current call in a compiled region, while its graph runs a second time.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Places:
 
 
 def printable(text: str) -> str:
-    """Text of the user's as one line, without what a terminal or a browser would obey instead of show.
+    """The user's text as one line. Characters that a terminal or a browser would obey are escaped.
 
     >>> print(printable("a" + chr(27) + "[2Jb" + chr(0x202E) + "c"))
     a\\x1b[2Jb\\u202ec
@@ -155,7 +155,7 @@ def users_frame() -> FrameType | None:
 
 
 def optimizer_here() -> str:
-    """The name of the optimizer whose step called what runs now, as opposed to the user's closure; else empty."""
+    """The name of the optimizer whose step runs now; empty outside a step, and in the user's closure."""
     for at in _outward(sys._getframe(1)):
         code = at.f_code
         if code.co_name == "step" and code.co_varnames[:1] == ("self",):  # the locals of other frames would be kept
@@ -174,51 +174,51 @@ def _inside_here() -> Iterator[CodeType]:
 
 
 def is_loading() -> bool:
-    """Whether a module copies what it loads into its parameters and buffers."""
+    """Whether a module is now copying a loaded state into its parameters and buffers."""
     return _LOAD in _inside_here()
 
 
 def is_recomputed() -> bool:
-    """Whether a checkpoint runs this code again."""
+    """Whether a checkpoint is now running this code again."""
     return any(at.f_code.co_filename == _CHECKPOINT for at in _outward(sys._getframe(1)))
 
 
 def is_module(thing: object) -> bool:
-    """Whether a variable is a module. A proxy may raise an error if it is asked for its class by `isinstance`."""
+    """Whether a variable is a module. `isinstance` is not used, because it may raise an error for a proxy."""
     return issubclass(type(thing), nn.Module)
 
 
 def of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], list[T]]) -> list[T]:
-    """What is chosen of the variables of a frame, as pairs of name and value."""
+    """The result of `choose` for the variables of a frame, given as pairs of name and value."""
     variables = frame.f_locals
     found = choose([(name, value) for name, value in list(variables.items()) if not name.startswith("_")])
-    # Up to Python 3.12 a function's frame keeps this copy of its variables, and with it all tensors, until the function
-    # returns. So the copy is cleared, unless the user has it from `locals()`: then it has more references than those of
-    # the frame, this function and the call of `getrefcount`.
+    # Up to Python 3.12, a function's frame keeps this copy of its variables, and with it all tensors, until the
+    # function returns. So we clear the copy, unless the user has it from `locals()`. Then it has more references than
+    # those of the frame, this function and the call of `getrefcount`.
     is_copy = type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
     if is_copy and sys.getrefcount(variables) == 3:
         variables.clear()
     return found
 
 
-# What is known of a function before it is called.
+# What is known about a function before it is called.
 
 _WRITES_BUFFERS = {F.batch_norm: 1, F.instance_norm: 1, torch.batch_norm: 3, torch.instance_norm: 3}
 """Functions that write to two of their arguments, beginning with this one, if the argument at position 5 is true."""
 
 
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
-"""What `x.data` calls. It gives the same as `x.detach()`."""
+"""The function that `x.data` calls. It returns the same as `x.detach()`."""
 
 
 class Plan(NamedTuple):
-    """What is known of a function before it is called.
+    """What is known about a function before it is called.
 
     Attributes:
         name: its public name.
         is_checked: whether its result has to be checked.
         in_place: whether it changes its first argument.
-        numerics: what is known of its numbers.
+        numerics: what is known about its numerical behaviour.
     """
 
     name: str
@@ -229,7 +229,7 @@ class Plan(NamedTuple):
 
 @functools.lru_cache(4096)
 def plan_of(function: Any) -> Plan:
-    """What the function's name says about it."""
+    """The plan for a function, which follows from its name."""
     name = "detach" if function == _DATA else getattr(function, "__name__", type(function).__name__)
     known = numerics_of(name)
     changes = name == "__setitem__" or name.startswith("__i") and name.endswith("__") and known.name != name
@@ -240,7 +240,7 @@ def plan_of(function: Any) -> Plan:
 
 
 def overwritten_by(plan: Plan, args: Any) -> list[Tensor]:
-    """The tensors that a call in place has overwritten. A fused optimizer also overwrites its states."""
+    """The tensors that an in-place call has overwritten. A fused optimizer also overwrites its states."""
     return [tensor for at in _written(f"{plan.name}_") for tensor in tensors_in(args[at : at + 1])]
 
 
@@ -267,6 +267,6 @@ def buffers_of(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def is_recoverable(plan: Plan, args: Any) -> bool:
-    """Whether the numbers that a call in place overwrites can be worked out after the call."""
+    """Whether the numbers that an in-place call overwrites can be recovered after the call."""
     replaces = plan.in_place and plan.numerics.replaces and bool(args)
     return replaces and type(args[0]) in (Tensor, Parameter) and not is_sparse(args[0])

@@ -1,4 +1,4 @@
-"""Numbers that have names in the user's source."""
+"""Finds out which names in the user's source are numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .source import parsed_file
 
 
 def is_number(text: str, value: Any, place: Place) -> bool:
-    """Whether an expression in the file of a call is a number: it is written down, or a name gets this one there.
+    """Whether an expression in the file of a call is this number: a literal, or a name that the file binds to it.
 
-    The name may be that of a variable, an attribute, or an argument: `self.eps` is what a class has as `eps = 1e-8`.
+    The name may be a variable, an attribute, or an argument: `self.eps` is the number in a class's `eps = 1e-8`.
     """
     if re.fullmatch(r"-?[\d.][\d.e-]*", text):
         return True

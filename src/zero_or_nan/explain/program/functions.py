@@ -1,7 +1,7 @@
-"""The functions of the user's in one file: who calls whom.
+"""The user's functions in one file, and which function calls which.
 
-Only what the file shows for certain counts: a function is found if its name is defined once in the file, and if the
-name is used once, in a call.
+Only facts that the file shows for certain count: a function is found only if its name is defined once in the file, and
+if the name is used once, in a call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .source import closed, parsed_file
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _OF_SHAPES = re.compile(r"\.(shape|size|ndim|dim|numel|dtype|device)\b|\blen\(| is (not )?None|'")
-"""What a comparison has that does not depend on numbers: a shape, a dtype, a string, or None."""
+"""Matches in a comparison that does not depend on numbers: a shape, a dtype, a string, or None."""
 
 _STEPS = frozenset(
     "eq ne lt le gt ge equal isclose allclose bool sign heaviside floor ceil round trunc nonzero argmax argmin argsort "
     "sort topk searchsorted isnan isinf isfinite".split()
 )
-"""Functions whose result jumps when a number changes a little."""
+"""Functions whose result may jump if a number changes a little."""
 
 
 class OnlyCall(NamedTuple):
@@ -32,12 +32,12 @@ class OnlyCall(NamedTuple):
 
     Attributes:
         node: the call.
-        names: the variables among which its results are distributed, as in `a, b = f(x)`; empty for none.
+        names: the variables that get its results, as in `a, b = f(x)`; empty if the results are not unpacked.
         filename: the file.
-        arguments: by the function's parameter, the argument.
+        arguments: by parameter of the function, the argument.
         function: the function that is called.
-        functions: this one and all those of the file that it calls.
-        around: the lines of the function around the call, without those of functions in it.
+        functions: this function and all functions of the file that it calls, directly or not.
+        around: the lines of the function around the call, without the lines of inner functions.
     """
 
     node: ast.Call
@@ -53,11 +53,11 @@ class OnlyCall(NamedTuple):
         return place.filename == self.filename and any(_spans(each, place.line) for each in self.functions)
 
     def is_beside(self, place: Place) -> bool:
-        """Whether the variables at a place are those of the call."""
+        """Whether the variables at a place are the same as at the call."""
         return place.filename == self.filename and place.line in self.around
 
     def parameters_of(self, name: str, place: Place) -> set[str]:
-        """The parameters that a variable at a place may have got its value from, if it was not computed in the call."""
+        """The parameters from which a variable at a place may have its value, if the call did not compute it."""
         inner = [each for each in self.functions if _spans(each, place.line)]
         return self._origins(inner[-1], name, []) if inner else set()
 
@@ -77,25 +77,25 @@ class OnlyCall(NamedTuple):
 
     @property
     def decides(self) -> bool:
-        """Whether numbers may decide what it computes: its code compares something else than shapes, or rounds."""
+        """Whether numbers may decide what it computes: its code compares more than shapes, or rounds."""
         nodes = [node for each in self.functions for node in ast.walk(each)]
         compared = [ast.unparse(node) for node in nodes if isinstance(node, ast.Compare)]
         return any(not _OF_SHAPES.search(each) for each in compared) or any(_name(node) in _STEPS for node in nodes)
 
     @property
     def until(self) -> int | None:
-        """The number of its last line; None if it has only one."""
+        """The number of its last line; None if the call is in one line."""
         return self.node.end_lineno if self.node.end_lineno != self.node.lineno else None
 
     def with_arguments(self, forms: Mapping[str, str], back: str = "") -> str:
-        """The lines of the call with other arguments for some parameters, and a method behind the call.
+        """The lines of the call with other arguments for some parameters, and a method after the call.
 
-        They are empty if an argument has several lines, if a call would stand there twice, or if the call gives several
-        results, and a method has to be behind it.
+        They are empty if an argument has several lines, if a call in an argument would be duplicated, or if a method is
+        needed after a call that returns several results.
 
         Args:
-            forms: by parameter, what to write: {} or {0} is where the argument stands.
-            back: the method.
+            forms: by parameter, the new argument, with {} or {0} for the old one.
+            back: the name of the method.
         """
         begin, end = self.node.lineno, self.node.end_lineno or 0
         lines = [linecache.getline(self.filename, at).encode() for at in range(begin, end + 1)]

@@ -1,7 +1,7 @@
-"""The program with a line of a remedy in it, for another run. The file stays as it is.
+"""The program with a remedy pasted in, for another run. The file itself does not change.
 
-The file is compiled with the line, and its functions get their new code while the program runs again. So what runs is
-what the report prints. Code that is in no function has run, and can't run again.
+The file is compiled with the remedy, and its functions get the new code while the program runs again. So the code that
+runs is the code that the report prints. Code outside functions has already run, and can't run again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from types import CodeType, FunctionType
 
 
 class Pasted:
-    """A file with other code in place of a line, or of several.
+    """A file with other code in place of one or several lines.
 
     Args:
-        filename, line, until: the first and the last line.
-        code: what replaces them.
+        filename, line, until: the file, and the first and the last line to replace.
+        code: the code that replaces these lines.
 
     Attributes:
         lines: the lines of the file with the code in it.
-        shift: the number of lines that it has more.
+        shift: how many more lines the file has with the code in it.
     """
 
     def __init__(self, filename: str, line: int, code: str, until: int | None = None) -> None:
@@ -39,17 +39,17 @@ class Pasted:
         """The code of the file.
 
         Raises:
-            SyntaxError: if the code does not fit there.
+            SyntaxError: if the code does not fit in this place.
         """
         return compile("".join(self.lines), self.filename, "exec")
 
     def line_before(self, line: int) -> int:
-        """The line of the file as it is, for a line of the file with the code in it."""
+        """The number of a line in the original file, for a line of the file with the code in it."""
         return line if line <= self.line else max(self.line, line - self.shift)
 
     @contextmanager
     def running(self) -> Iterator[bool]:
-        """While entered, the functions of the file run its new code. The value is whether one of them has the line."""
+        """While entered, the functions of the file run its new code. Yields whether a function contains the line."""
         before: list[tuple[FunctionType, CodeType]] = []
         known = linecache.cache.get(self.filename)
         try:

@@ -1,6 +1,6 @@
-"""Code that runs a second time, and leaves everything of the user's as it was.
+"""Runs code a second time, without side effects on the user's program.
 
-`rerun` and `on_copies` let a function of PyTorch run again. A backward pass within `extra` is not the program's.
+With `rerun` and `on_copies`, a function of PyTorch can run again. A backward pass in `extra` is not the program's.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ...ignoring.inside import Mode, gpu_in_use, home, is_sparse, stored, tree_m
 from .tensors import Alone, in_several_processes, numbers_of, unseen
 
 _extra: Counter[int] = Counter()
-"""How many extra passes run, by the thread that began them."""
+"""The number of extra passes that run now, by the thread that began them."""
 
 
 def is_extra() -> bool:
-    """Whether a backward pass in this thread is an extra pass, of any watch."""
+    """Whether a backward pass in this thread is an extra pass of any watch."""
     return _extra[home()] > 0
 
 
@@ -41,7 +41,7 @@ def extra() -> Iterator[None]:
 
 @contextmanager
 def without_side_effects() -> Iterator[None]:
-    """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
+    """While entered, code does not change the state of random numbers, is not seen by modes, and shows no warnings."""
     gpus = gpu_in_use() or torch.cuda
     devices = range(gpus.device_count()) if gpus.is_initialized() else ()
     random = torch.random.fork_rng(list(devices), device_type=gpus.__name__.rpartition(".")[2])
@@ -62,7 +62,7 @@ class _OfThisThread:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """While entered, this thread shows no warning. `warnings.catch_warnings` puts back what other threads changed."""
+    """While entered, this thread shows no warnings. `catch_warnings` would undo what other threads change."""
     only_here: Any = ("ignore", _OfThisThread(), Warning, None, 0)
     warnings.filters.insert(0, only_here)  # type: ignore[attr-defined]
     try:
@@ -74,7 +74,7 @@ def without_warnings() -> Iterator[None]:
 
 @contextmanager
 def rerun() -> Iterator[None]:
-    """The same for code that runs a second time: it records no graph either."""
+    """As `without_side_effects`, for code that runs a second time: it also records no graph."""
     with without_side_effects(), torch.no_grad():
         yield
 
@@ -116,16 +116,14 @@ class RandomState(NamedTuple):
             gpu_in_use().set_rng_state_all(self.gpus)
 
     def has_changed(self) -> bool:
-        """Whether random numbers were drawn since. A GPU that came into use since does not count."""
+        """Whether random numbers were drawn since then. GPUs that were first used since then do not count."""
         cpu, gpus = RandomState.now()
         return not all(itertools.starmap(torch.equal, ((self.cpu, cpu), *zip(self.gpus, gpus, strict=False))))
 
 
-# What kernels of a GPU assert of their arguments.
-#
-# On the CPU, a wrong index or a probability above 1 is an error. On a GPU it is an assert in a kernel, and after it
-# every call on this GPU fails until the process ends. The user's own numbers came through these kernels. But code that
-# runs again gets other numbers, and these must not end the user's program.
+# What a GPU's kernels assert about their arguments. On the CPU, a wrong index or a probability above 1 raises an error.
+# On a GPU, it fails an assert in a kernel, and then every call on this GPU fails until the process ends. The user's own
+# numbers passed these asserts. But code that runs again gets other numbers, which must not end the user's program.
 
 Given = dict[str, Any]
 """The arguments of an operator, by their names."""
@@ -141,7 +139,7 @@ class _Asserting(Mode):
 
 
 def are_possible() -> bool:
-    """Whether the program computes on a GPU."""
+    """Whether a kernel could assert, because the program computes on a GPU."""
     return gpu_in_use() is torch.cuda
 
 
@@ -222,4 +220,4 @@ _ASSERTED: dict[str, Callable[[Given], bool]] = {
     "repeat_interleave": lambda given: _within(given["repeats"], 0, math.inf),
     "_assert_async": lambda given: bool(given["self"]),
 }
-"""By the name of an operator: whether its kernel asserts nothing of these arguments."""
+"""By the name of an operator, a check that its kernel accepts these arguments without an assert."""

@@ -1,8 +1,8 @@
 """The user's source: the expression that called a function, its operands, and the names in it.
 
-Python notes for each instruction from where to where its expression goes in the source. The frame of a call is gone
-when its numbers are explained, so the source also says which names are free, and whether they mean the same at two
-calls. An answer that it can't give with certainty is the careful one: the name is taken, or it may mean something else.
+For each instruction, Python stores where its expression begins and ends in the source. When a call's numbers are
+explained, the call's frame is gone, so the source also shows which names are free, and whether a name means the same at
+two calls. If the answer is not certain, it is the careful one: the name is taken, or may mean something else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
 _WITH = (ast.With, ast.AsyncWith)
 
 _MODULES = {"torch", "F", "nn", "functional", "linalg", "special", "math", "np"}
-"""Names of modules whose functions get all of their operands as arguments."""
+"""Names of modules whose functions get all their operands as arguments."""
 
 
 class Expression(NamedTuple):
@@ -39,11 +39,11 @@ class Expression(NamedTuple):
 
     Attributes:
         node: the call.
-        line: the line of source that it is in, without the spaces around it.
+        line: the line of source with the call, without the spaces around it.
         start, end: where the call is in this line, in characters.
         is_whole: whether the line is a whole statement, or its head.
-        has_scope: whether the call is in a lambda or a comprehension, with names of its own.
-        is_loss: whether a module of a loss is called, as opposed to the function.
+        has_scope: whether the call is in a lambda or a comprehension, which has its own names.
+        is_loss: whether the call is of a loss module, as opposed to a loss function.
     """
 
     node: ast.expr
@@ -62,14 +62,14 @@ class Expression(NamedTuple):
         return f"{before}{code if is_alone else closed(code)}{after}"
 
     def overwrites(self) -> str | None:
-        """The tensor that a method in place overwrites, as text; None if the call is none."""
+        """The tensor that an in-place method overwrites, as text; None for any other call."""
         called = self.node.func if isinstance(self.node, ast.Call) else None
         is_one = isinstance(called, ast.Attribute) and re.search(r"[^_]_$", called.attr) is not None
         owner = ast.unparse(called.value) if is_one and isinstance(called, ast.Attribute) else ""
         return owner if is_one and self.operands()[:1] == [owner] else None
 
     def operands(self) -> list[str]:
-        """The operands in the order of the function's parameters, as text. Those with a keyword are left out."""
+        """The operands in the order of the function's parameters, as text, without keyword arguments."""
         node = self.node
         if isinstance(node, ast.BinOp):
             return [ast.unparse(node.left), ast.unparse(node.right)]
@@ -90,16 +90,16 @@ class Expression(NamedTuple):
 
 
 def expression_at(place: Place, name: str) -> Expression | None:
-    """The expression of a call of a function, by its public name; None if its source is not known.
+    """The expression of a call of a function, by its public name; None if the source is unknown.
 
-    If only the line of the call is known, the line must have one call of this function.
+    If only the line of the call is known, the line must contain exactly one call of this function.
     """
     is_loss = type(place.module).__module__ == "torch.nn.modules.loss"  # its call has the operands of the function
     return _expression(place.code, place.instruction, place.line, "" if is_loss else name)
 
 
 def has_call(place: Place, name: str) -> bool:
-    """Whether the line of a call has a call of this function, as far as the line can be read by itself."""
+    """Whether the line of a call has a call of this function. True if the line can't be parsed by itself."""
     tree = parsed(_without_comment(linecache.getline(place.filename, place.line)).strip())
     return tree is None or any(_is_call_of(node, name) for node in _calls_in(tree))
 
@@ -107,7 +107,7 @@ def has_call(place: Place, name: str) -> bool:
 def expression_of_module(place: Place, path: str) -> Expression | None:
     """The expression that calls a module of PyTorch; None if it calls another module, which contains this one.
 
-    The place is that of a call that the module makes. The path is empty if no other module contains the module.
+    `place` is that of a call made by the module. `path` is empty if no other module contains the module.
     """
     if not type(place.module).__module__.startswith("torch.nn.modules."):
         return None
@@ -159,7 +159,7 @@ def _without_comment(source: str) -> str:
 
 
 def parsed(text: str) -> ast.Module | None:
-    """A line of source; None if it is not a whole statement, nor the head of one."""
+    """The syntax tree of a line; None if it is neither a whole statement nor the head of a statement."""
     for whole in (text, f"{text} pass"):
         with contextlib.suppress(SyntaxError):
             return ast.parse(whole)
@@ -186,7 +186,7 @@ def _is_call_of(node: ast.expr, name: str) -> bool:
 
 
 def can_run_twice(text: str) -> bool:
-    """Whether an expression gives the same a second time: it calls functions of PyTorch alone, and draws nothing.
+    """Whether an expression has the same value a second time: it only calls functions of PyTorch that are not random.
 
     >>> [can_run_twice(text) for text in ("(x - y).exp()[0]", "x.bernoulli()", "x.add_(1)", "self.norm(x)", "f(x)")]
     [True, False, False, False, False]
@@ -230,7 +230,7 @@ def reads(line: str, text: str) -> int:
 
 
 def without_index(expression: Expression, begin: int) -> str:
-    """The rest of the line from a character within the sequence of `e[i]` on, without the index."""
+    """The rest of the line from the character at `begin`, inside the `e` of `e[i]`, without the index."""
     node, text = expression.node, expression.line[expression.start : expression.end]
     assert isinstance(node, ast.Subscript)
     index = expression.start + text.encode()[: node.slice.col_offset].decode().rindex("[")
@@ -238,7 +238,7 @@ def without_index(expression: Expression, begin: int) -> str:
 
 
 def with_each_in(expressions: Sequence[Expression | None], written: Mapping[str, str]) -> str | None:
-    """The line of some expressions, with other code in place of each of these inside of them, and nowhere else."""
+    """The line of some expressions, with parts replaced inside these expressions, and nowhere else."""
     known = [each for each in expressions if each is not None]
     if not known or len(known) < len(expressions):
         return None
@@ -261,14 +261,14 @@ def _value_in(line: str) -> ast.expr | None:
 
 
 def is_all_of(expressions: Sequence[Expression | None]) -> bool:
-    """Whether one of the expressions in a line is all that this line assigns to a name, or returns."""
+    """Whether an expression in a line is the whole value that the line assigns to a name, or returns."""
     known = [each for each in expressions if each is not None]
     value = _value_in(known[0].line) if known else None
     return value is not None and any(ast.unparse(each.node) == ast.unparse(value) for each in known)
 
 
 def with_result(line: str, code: str) -> str:
-    """A line with code behind what it assigns to a name, or returns."""
+    """A line with code after the value that the line assigns to a name, or returns."""
     value = _value_in(line)
     assert value is not None
     begin, end, text = value.col_offset, value.end_col_offset, line.encode()
@@ -276,8 +276,8 @@ def with_result(line: str, code: str) -> str:
 
 
 def to_return(code: str, begin: Place, method: str) -> tuple[str, int | None]:
-    """Code in place of a line, what follows it in its block up to a `return`, with a method behind the value, and the
-    number of the last line. Empty if no such `return` of one value follows.
+    """Code in place of a line, then the rest of its block up to a `return`, with a method after the returned value, and
+    the number of the last line. Empty if no `return` of one value follows.
     """
     around = _around(begin)
     block = around[-1].block if around else []
@@ -305,7 +305,7 @@ def closed(text: str) -> str:
 
 
 def free_name(wanted: str, place: Place) -> str:
-    """The name, with underscores behind it until nothing in the file of a call, or among its variables, has it.
+    """The wanted name, with underscores added until nothing in the file of a call, or among its variables, has it.
 
     The whole file counts: a cell, or a module, shares its variables with all functions in it.
     """
@@ -329,7 +329,7 @@ def has_functional(place: Place) -> bool:
 
 
 def can_come_before(place: Place) -> bool:
-    """Whether a line can be written in front of a call's line, and runs whenever this line does."""
+    """Whether a line can be written before a call's line, so that it runs whenever the call's line runs."""
     around = _around(place)
     if not around or isinstance(around[-1].statement, ast.While):  # its head runs several times
         return False
@@ -339,7 +339,7 @@ def can_come_before(place: Place) -> bool:
 
 
 def reads_gradient(name: str, place: Place) -> bool:
-    """Whether the function of a call uses the gradient of a variable, or the file does, for a call outside of one."""
+    """Whether the function around a call uses the gradient of a variable. Outside functions, whether the file does."""
     around = (each.statement for each in _around(place))
     function = next((each for each in around if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
     source = _source(place) if function is None else ast.unparse(function)
@@ -347,9 +347,9 @@ def reads_gradient(name: str, place: Place) -> bool:
 
 
 def after_bindings(names: Collection[str], place: Place) -> ast.stmt | None:
-    """The first statement on the way to a call at which all of these variables have the values that they have there.
+    """The first statement before a call at which all these variables already have their values from the call.
 
-    None if a line can't be written in front of it.
+    None if a line can't be written before this statement.
     """
     around, wanted = _around(place), set(names)
     found: ast.stmt | None = None
@@ -368,10 +368,10 @@ def after_bindings(names: Collection[str], place: Place) -> ast.stmt | None:
 
 
 def is_rebound(text: str, begin: Place, end: Place) -> bool:
-    """Whether an expression may mean another tensor at a call than it meant at the last call before it from `begin`.
+    """Whether an expression may mean another tensor at the call `end` than at the last call from `begin` before it.
 
-    It means the same if each way to the call leads through the earlier one, and nothing on the way from there binds a
-    name of the expression.
+    It means the same tensor if each path to the call leads through the earlier call, and if nothing on these paths
+    binds a name of the expression.
     """
     one, other = _around(begin), _around(end)
     if not one or not other:
@@ -471,7 +471,7 @@ def _source(place: Place) -> str:
 
 
 def parsed_file(place: Place) -> ast.Module | None:
-    """The file of a call; None if its source is not known."""
+    """The syntax tree of a call's file; None if its source is unknown."""
     return _parsed(_source(place))
 
 

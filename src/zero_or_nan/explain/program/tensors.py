@@ -1,6 +1,6 @@
 """The numbers of the user's tensors: which are not finite, and where they are in memory.
 
-To read them takes operators of PyTorch. `unseen` keeps these out of sight of the user's modes, PyTorch's profilers and
+Reading them takes operators of PyTorch. `unseen` hides these operators from the user's modes, PyTorch's profilers and
 `torch.jit.trace`.
 """
 
@@ -44,13 +44,13 @@ _set_trace: Any = vars(torch._C)["_set_tracing_state"]
 
 
 def unseen() -> AbstractContextManager[Any]:
-    """While entered, no mode, no subclass of Tensor, no profiler and no tracer sees the operators that are called."""
+    """While entered, no mode, subclass of Tensor, profiler or tracer sees the operators that are called."""
     is_watched = modes_on() or is_profiled() or _is_traced() or shared_forms()
     return _Unseen() if is_watched else functions_unseen()
 
 
 def is_compiling() -> bool:
-    """Whether PyTorch traces code, with tensors that have no numbers: its own modes have a key."""
+    """Whether PyTorch is tracing code, with tensors without numbers. Its own modes for this have a key."""
     return any(_are_torchs())
 
 
@@ -73,7 +73,7 @@ class _Unseen:
     def __enter__(self) -> None:
         self.functions = functions_unseen()
         self.functions.__enter__()
-        # PyTorch's own modes, as of fake tensors, have a key, and are below all others. They stay.
+        # PyTorch's own modes, such as that of fake tensors, have a key, and are below all other modes. They stay on.
         self.modes = [pop_mode(None) for is_own in _are_torchs() if not is_own]
         self.trace = torch._C._get_tracing_state() if _is_traced() else None
         if self.trace is not None:
@@ -102,7 +102,7 @@ class _Unseen:
 _DENSE = (Tensor, Parameter)
 
 _SMALL = 10_000
-"""Tensors with at most this many elements are added up together: for these, calling PyTorch takes most of the time."""
+"""Tensors with at most this many elements are summed together, because calling PyTorch takes most of the time."""
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ def each_in(things: Any, kind: type[T]) -> list[T]:
 def node_of(tensor: Tensor) -> Any:
     """The node of a tensor in the graph, or None.
 
-    Under `no_grad`, a view of a leaf may be written to. PyTorch then refuses to say whether the view has a node.
+    If code wrote to a view of a leaf under `no_grad`, PyTorch refuses to say whether the view has a node.
     """
     try:
         return tensor.grad_fn
@@ -139,7 +139,7 @@ def node_of(tensor: Tensor) -> Any:
 
 
 def here_of(tensor: Tensor) -> Any:
-    """The part that this process has of a tensor in several processes, and any other tensor as it is."""
+    """This process's part of a distributed tensor. Any other tensor is returned unchanged."""
     part = part_here(tensor)
     return tensor if part is None else part
 
@@ -153,7 +153,7 @@ def memory(tensor: Tensor) -> Any:
 
 
 def address(tensor: Tensor) -> int | None:
-    """Which memory this is, as a number; None if the tensor has no memory of its own."""
+    """A number that identifies the tensor's memory; None if the tensor has no memory of its own."""
     try:
         return int(memory(tensor)._cdata)
     except (RuntimeError, TypeError):
@@ -161,10 +161,10 @@ def address(tensor: Tensor) -> int | None:
 
 
 def numbers_of(tensor: Any) -> Tensor | None:
-    """The numbers of a tensor, or None if they are not floats or cannot be read.
+    """The numbers of a tensor; None if they are not floats, or can't be read.
 
-    For a distributed tensor these are the numbers of its part in this process, for a sparse one those that it stores.
-    Numbers of eight bits, and complex numbers of two halves, are widened.
+    For a distributed tensor, these are the numbers of this process's part. For a sparse tensor, the stored numbers.
+    8-bit numbers, and complex numbers of two halves, are widened.
     """
     if type(tensor) not in _DENSE:
         if not isinstance(tensor, Tensor):
@@ -201,7 +201,7 @@ def is_shared(tensor: Tensor) -> bool:
 
 
 def unreadable_layout(tensor: Tensor) -> str:
-    """The layout of a tensor whose numbers `numbers_of` cannot read because of it; empty if it can."""
+    """The layout of a tensor, if `numbers_of` can't read its numbers because of this layout; else empty."""
     if tensor.is_nested:
         return "nested"
     if tensor.layout is torch.strided or is_sparse(tensor):
@@ -215,10 +215,9 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def bad_in(tensor: Tensor) -> Tensor | None:
-    """Where the elements are NaN or infinite; None if all are finite.
+    """Where the elements are NaN or infinite, as a tensor of bools; None if all elements are finite.
 
-    Any NaN or inf makes the sum NaN or inf. Large finite elements may do so too, so such a tensor is checked element by
-    element.
+    Any NaN or inf makes the sum NaN or inf. Large finite elements may do so, too, so then each element is checked.
     """
     value = total(tensor).item()
     if value - value == 0:
@@ -228,19 +227,19 @@ def bad_in(tensor: Tensor) -> Tensor | None:
 
 
 def bad_of(tensor: Any) -> Tensor | None:
-    """Where a tensor is not finite; None if it is everywhere, or if its numbers cannot be read."""
+    """Where a tensor is not finite; None if it is finite everywhere, or if its numbers can't be read."""
     here = numbers_of(tensor)
     return None if here is None else bad_in(here)
 
 
 def bad_numbers_of(tensor: Any) -> Tensor | None:
-    """The numbers of a tensor of which one is not finite; None if all are, or if they cannot be read."""
+    """The numbers of a tensor that is not finite; None if all numbers are finite, or if they can't be read."""
     here = numbers_of(tensor)
     return None if here is None or is_finite(here) else here
 
 
 def not_finite(tensor: Tensor) -> Tensor:
-    """Where the elements are NaN or infinite, as a tensor of bools; on a CPU faster than `torch.isfinite`."""
+    """Where the elements are NaN or infinite, as a tensor of bools. On a CPU, it is faster than `torch.isfinite`."""
     difference = tensor - tensor  # 0, or NaN
     return difference.ne(difference)
 
@@ -259,7 +258,7 @@ def are_finite(values: Any) -> bool:
 
 
 def unrecorded(function: Callable[..., T]) -> Callable[..., T]:
-    """The same as `torch.no_grad()`, except that Ctrl-C cannot leave the recording off."""
+    """As `torch.no_grad()`, but Ctrl-C can't leave the recording of graphs switched off."""
 
     @functools.wraps(function)
     def run(*args: Any) -> T:
@@ -275,12 +274,12 @@ def unrecorded(function: Callable[..., T]) -> Callable[..., T]:
 
 _facts = attrgetter("__class__", "dtype", "is_cpu", "layout")
 _USUAL = (Tensor, torch.float32, True, torch.strided)
-"""The facts of most gradients."""
+"""The usual properties of a gradient."""
 
 
 @unrecorded
 def are_finite_at_once(tensors: Iterable[Tensor]) -> bool:
-    """Whether all tensors are finite. The answer is fetched from their device at once."""
+    """Whether all tensors are finite. The answer for all of them is fetched from their device together."""
     with unseen():  # otherwise a surrounding `explain` would watch these sums
         small: list[Tensor] = []
         large: list[Tensor] = []
@@ -307,7 +306,7 @@ def first_entries(elements: Tensor, most: int = 5) -> list[tuple[int, ...]]:
 
 
 def first_stored(tensor: Tensor, elements: Tensor) -> list[tuple[int, ...]] | None:
-    """The same indices in a sparse tensor, if the elements are of what it stores; None for layouts that cannot tell."""
+    """The same indices in a sparse tensor, for elements of its stored numbers; None if the layout can't tell them."""
     if elements.shape != stored(tensor.detach()).shape or tensor.layout not in (torch.sparse_coo, torch.sparse_csr):
         return None
     if tensor.layout is torch.sparse_csr and tensor.dim() > 2:  # a batch
@@ -325,11 +324,11 @@ def in_several_processes() -> bool:
 
 
 class NeedsOthersError(RuntimeError):
-    """Code that runs a second time needs the other processes, which don't run it again."""
+    """Code that runs a second time needs the other processes, but these processes don't run it again."""
 
 
 class Alone(Mode):
-    """Refuses to communicate. The other processes would not answer, and this one would wait for them forever."""
+    """Refuses to communicate, because the other processes would not answer, and this process would wait forever."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_collective(func):
@@ -344,5 +343,5 @@ _COMMUNICATE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtens
 
 
 def is_collective(func: Any) -> bool:
-    """Whether a function is an operator that exchanges tensors between processes. Its result may not be there yet."""
+    """Whether a function is an operator that exchanges tensors between processes. Its result may not be ready yet."""
     return str(func).partition(".")[0] in _COMMUNICATE

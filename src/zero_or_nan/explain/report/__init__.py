@@ -1,1 +1,1 @@
-"""The report: what a reader gets to read about births, as text, as HTML and as JSON."""
+"""The report: what the user reads about births, as text, as HTML and as JSON."""

@@ -1,4 +1,4 @@
-"""The calls of a program once more, up to the loss, with other tensors or in another dtype."""
+"""Runs the calls of a program again, up to the loss, with other tensors or in another dtype."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .exact import Outcome, weights
 from .limits import Slopes, beside, limits_of_slopes
 
 Change = Callable[[Tensor], Tensor]
-"""What is done to an operand before a call reads it."""
+"""A function that is applied to an operand before a call reads it."""
 
 MOST_NUMBERS = 20_000_000
-"""The size of the operands of all calls from which on they do not run again."""
+"""The largest total size of all operands for which the calls run again."""
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The calls of a program that are known.
+    """The known calls of a program.
 
     Attributes:
-        calls: in order of time, each with the identity of its result.
+        calls: the calls in order of time, each with the identity of its result.
         loss: the identity of the loss; 0 if there was no backward pass, and None if it is not known.
     """
 
@@ -42,9 +42,9 @@ class Program:
 
     @cached_property
     def fails_again(self) -> bool:
-        """Whether the calls are not too many, give what they gave, and the loss or a gradient is not finite.
+        """Whether the calls can run again with the same results, and the loss or a gradient is again not finite.
 
-        If it is finite, then the number that is not came from something else than these calls.
+        If all are finite, the NaN or infinity came from something other than these calls. Too many calls do not run.
         """
         if sum(each.numel() for _, call in self.calls for each in call.tensors()) > MOST_NUMBERS:
             return False
@@ -53,17 +53,17 @@ class Program:
 
     @cached_property
     def exact(self) -> Again | None:
-        """What the calls give in float64; None if they do not fail again, or if a call does not take that."""
+        """The results of the calls in float64; None if they do not fail again, or if a call does not accept float64."""
         return once_more(self, dtype=torch.float64) if self.fails_again else None
 
     @cached_property
     def limits(self) -> Mapping[Any, tuple[Tensor, Tensor]]:
-        """Where the loss or its gradients are not finite, and what they tend to there, if that is known."""
+        """Where the loss or its gradients are not finite, and their limits there, if these are known."""
         return {} if self.exact is None else limits_of_slopes(self.exact.slopes, self._beside(self.exact.kept))
 
     @cached_property
     def at_limits(self) -> Again | None:
-        """The loss and its gradients in float64, with limits where they are not finite; None if one has none."""
+        """The loss and its gradients in float64, with limits where they are not finite; None if a limit is missing."""
         if self.exact is None or not self.limits or any(bool(it.isnan().any()) for _, it in self.limits.values()):
             return None
         parts = dict(self.exact.slopes)
@@ -85,12 +85,12 @@ class Program:
 
 
 class Again(NamedTuple):
-    """What the calls gave.
+    """The results of calls that ran again.
 
     Attributes:
         outcome: the loss, and its gradients. Without a backward pass, the loss is the last result.
-        kept: the tensors that came in and were taken as they are.
-        is_alike: whether each result had the numbers, where a call read it, that it had in the program.
+        kept: the tensors that came in and were used unchanged.
+        is_alike: whether each result that another call read had the same numbers as in the program.
     """
 
     outcome: Outcome
@@ -116,18 +116,18 @@ def once_more(
     noise: float = 0.0,
     changed: Mapping[int, Call] = MappingProxyType({}),
 ) -> Again | None:
-    """The loss and its gradients, if what comes in, or a call, is replaced; None if another call does not take that.
+    """The loss and its gradients after an incoming tensor or a call is replaced; None if a call fails with it.
 
-    A call runs if it is changed, or if one of its operands is another now, or has a gradient. What the other calls gave
-    comes in as it is.
+    A call runs again if it is changed, or if one of its operands has changed or has a gradient. The results of the
+    other calls are used unchanged.
 
     Args:
         program: the calls that run again.
-        take: gives what to take for a tensor that no call here has computed.
-        converted: what changes a tensor for a call, by the position of the call; None for a tensor as it is.
-        dtype: of all floating-point tensors; that of the program if left out.
-        noise: how far, relative to it, each result is moved, as if it was rounded so.
-        changed: by position, what runs in place of some calls.
+        take: returns the replacement for a tensor that no call here has computed.
+        converted: returns the change of a tensor for the call at a position; None for an unchanged tensor.
+        dtype: the dtype of all floating-point tensors. By default, the program's.
+        noise: the relative size of a random change of each result, like a rounding error.
+        changed: by position, the calls that run in place of others.
     """
     if program.loss is None:
         return None
@@ -232,7 +232,7 @@ class _Run:
 
 
 def agree(now: Again | None, right: Again | None, near: float) -> bool:
-    """Whether a loss and its gradients are finite, and near the right ones, which are rounded to their dtype.
+    """Whether a loss and its gradients are finite and near the right ones, after these are rounded to the same dtype.
 
     A gradient may be exactly 0. Then both are rounding errors of larger numbers.
     """
@@ -251,5 +251,5 @@ def agree(now: Again | None, right: Again | None, near: float) -> bool:
 
 
 def position_of(call: Call, calls: Calls) -> int | None:
-    """The position of the last call with the same operands from the same place; None if it is not known any more."""
+    """The position of the last call with the same operands at the same place; None if it is no longer known."""
     return next((at for at in range(len(calls))[::-1] if calls[at][1].is_same(call)), None)

@@ -1,4 +1,4 @@
-"""The user's line in which a backward pass begins, with `ignoring` in place of PyTorch's function.
+"""Rewrites the user's line in which a backward pass begins, with `ignoring` in place of PyTorch's function.
 
 >>> in_line("scaler.scale(loss).backward(retain_graph=True)")
 'ignoring.backward(scaler.scale(loss), retain_graph=True)'
@@ -20,15 +20,15 @@ _MODULES = {
     "torch.func": ("ignoring.func", ("grad", "grad_and_value", "vjp", "jacrev")),
     "func": ("ignoring.func", ("grad", "grad_and_value", "vjp", "jacrev")),
 }
-"""PyTorch's modules, each with ours, and the functions that both have."""
+"""PyTorch's modules, each with our module, and the functions that both modules have."""
 
 
 BY_TRANSFORM = "ignoring.func.grad(f)  # in place of torch.func.grad(f)"
-"""What to write if a transform computed the gradient, and does not stand in the line."""
+"""What to write if a transform computed the gradient, but the line does not contain the transform."""
 
 
 def in_line(line: str) -> str | None:
-    """The line with each pass by `ignoring`; None if no pass is recognized in it."""
+    """The line with each backward pass done by `ignoring`; None if no pass is recognized in the line."""
     tree = parsed(line)
     found: list[tuple[int, int, str]] = []
     for node in ast.walk(tree or ast.Pass()):

@@ -1,8 +1,8 @@
-"""A line whose operands are converted to a wider dtype, and whether all that follows takes it.
+"""Converts the operands of a line to a wider dtype, and checks whether all later calls accept the result.
 
-The calls of the line, and those that came after it, run once more. A product of a matrix in float64 with one in float32
-raises an error. Then the other matrix is converted, too, if it is in the line, or the result of the line is converted
-back.
+The calls of the line, and those after the line, run again. If one matrix of a product is then in float64 and the other
+in float32, the product raises an error. In that case, the other matrix is converted, too, if it is in the line, or the
+result of the line is converted back.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Calls = Sequence[tuple[int, Call]]
 
 
 class Line(NamedTuple):
-    """A line in which operands are converted, or a function in which this happens from a line on.
+    """A line whose operands are converted, or a function in which operands are converted from a line on.
 
     Attributes:
         first: a call of the line.
-        dtype: what smaller dtypes are converted to.
+        dtype: the dtype to which smaller dtypes are converted.
         is_from_here: whether the operands in the rest of the function are converted, too.
-        goes_back: what gets the dtype back that it had: the result of the line, or of the function; empty for none.
-        is_alone: whether the other calls of the line are left as they are.
-        skipped: the places of calls whose operands are left as they are, each with the name of its function.
+        goes_back: which result is converted back to its own dtype: that of the line, or of the function; or none.
+        is_alone: whether the other calls of the line stay unchanged.
+        skipped: the places of calls whose operands are not converted, each with the name of its function.
     """
 
     first: Call
@@ -53,7 +53,7 @@ class Line(NamedTuple):
         return self._is_later(call) if self.is_from_here else call.is_beside(self.first)
 
     def is_within(self, call: Call) -> bool:
-        """Whether a call gets the wider results as they are."""
+        """Whether a call gets the wider results without a conversion back."""
         if not self.goes_back:
             return True
         return self._is_later(call) if self.goes_back == "function" else call.is_beside(self.first)
@@ -63,9 +63,9 @@ class Line(NamedTuple):
         return call.place.code is begin.code and call.place.line >= begin.line
 
     def converted(self, calls: Calls) -> dict[int, Tensor] | None:
-        """By identity, the operands that are converted; None if a call raises an error then.
+        """By identity, the operands that are converted; None if a call then raises an error.
 
-        An operand that another conversion has made wider already is not converted.
+        An operand is not converted if another conversion has already made it wider.
         """
         wide: dict[int, Tensor] = {}
         found: dict[int, Tensor] = {}
@@ -94,18 +94,18 @@ class Line(NamedTuple):
         return found
 
     def converts(self, chain: Chain) -> Chain:
-        """The chain with conversions in front of the calls of the line, and behind the line if it goes back.
+        """The chain with conversions before the calls of the line, and after the line if its result is converted back.
 
         Raises:
-            RuntimeError: if a call does not take the dtype.
+            RuntimeError: if a call does not accept the dtype.
         """
         wide = self.converted(calls_of(chain))
         if wide is None:
-            raise RuntimeError(f"a call does not take {self.dtype}")
+            raise RuntimeError(f"a call does not accept {self.dtype}")
         changed = chain.through(wide, lambda each: each.to(self.dtype), self.has)
         if not self.goes_back:
             return changed
-        # PyTorch returns the same tensor if it has the dtype already, and a chain tells tensors by their identity.
+        # `to` may return the same tensor, but a chain distinguishes tensors by their identity. So `copy=True`.
         results = {key: tensor for key, (tensor, call) in chain.made.items() if self.is_within(call)}
         dtype = next((each.dtype for each in results.values()), None)
 
@@ -135,7 +135,7 @@ def is_smaller(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def with_dtype(call: Call, dtype: torch.dtype) -> Call | None:
-    """A call with a wider dtype in place of each that the source takes from a tensor, as `x.to(q.dtype)` does."""
+    """A call with a wider dtype in place of each dtype that the source reads from a tensor, as `x.to(q.dtype)` does."""
     taken = [thing for thing, text in texts_of(call) if isinstance(thing, torch.dtype) and text.endswith(".dtype")]
     if not taken:
         return None

@@ -1,17 +1,17 @@
-"""The course of a training before it fails: did the loss and the parameters grow from step to step?
+"""The course of a training run before it fails: did the loss and the parameters grow from step to step?
 
-A training that *diverges* overflows in the end, and the line that overflows is not the cause. What tells a divergence
-from another failure was measured on training runs with a known cause (`test_course.py` has runs of each kind). In each
+If a training run *diverges*, it overflows in the end, but the line that overflows is not the cause. The signs of a
+divergence were measured on training runs with a known cause (`test_course.py` has runs of each kind). In each
 divergence of several steps, the loss and the largest parameter had both grown more than a millionfold before the step
-that failed. In other failures at most one of the two had: weights that start near 0 grow while the loss falls, and a
-loss grows with its data while the weights stay. Hence two numbers are compared with those of the first step. The
-exception is a single bad batch: the loss jumps while the weights have hardly grown, and then the weights follow. Many
-layers, or a recurrent net, look the same if a step was too long, so the report then names both causes.
+that failed. In other failures, at most one of the two had: weights that start near 0 grow while the loss falls, and a
+loss grows with its data while the weights stay. So both numbers are compared with those of the first step. The
+exception is a single bad batch: the loss jumps before the weights grow. If a step was too long, deep and recurrent nets
+show the same course, so the report names both causes.
 
-Limits. An overflow in the first step has no course. If the second step overflows, there is one earlier loss only: the
-report then says *perhaps*. An inner loop within one step is not seen, nor is a divergence that ends before the loss is
-a thousand times the first. A gradient that is clipped bounds the steps of SGD. It does not bound those of Adam, which
-divides by the gradient's own size; the report says so.
+Limits. An overflow in the first step has no course. If the second step overflows, there is only one earlier loss, so
+the report says *perhaps*. An inner loop within one step is not seen, nor is a divergence that ends before the loss is a
+thousand times the first loss. Clipping the gradient bounds the steps of SGD. It does not bound those of Adam, because
+Adam divides by the gradient's own size; the report says so.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ..births.arithmetic import number
 from ..program.tensors import numbers_of, unrecorded
 
 GROWN = 1000.0
-"""How many times the first loss and the first largest parameter a later one is, if it has grown."""
+"""A loss, or the largest parameter, has grown if it is at least this many times as large as at first."""
 
 EXPLODED = 10.0
-"""How large a parameter is, at least, that may be why a step overflows, and how many times its first size."""
+"""A parameter may be why a step overflows if it is at least this large, and this many times its first size."""
 
 _SHOWN = 3
-"""The number of losses to show between the last that was as small as the first and the one that failed."""
+"""The number of losses to show between the last loss that was as small as the first and the loss that failed."""
 
 _DIVERGED = """\
 the training diverged: the loss went {went}
@@ -59,7 +59,7 @@ perhaps the training diverges: in the one {unit} before, {grew}
 
 
 class Course:
-    """The course of a training, from its first step on.
+    """The course of a training run, from its first step on.
 
     Args:
         unit, units: what the report calls a step.
@@ -82,7 +82,7 @@ class Course:
         self._largest: float | None = None
 
     def begin(self, parameters: Iterable[Any]) -> None:
-        """Look at parameters before the first step changes them."""
+        """Read the parameters before the first step changes them."""
         if not self.steps:
             self.start = max(self.start, largest(parameters) or 0.0)
 
@@ -91,8 +91,8 @@ class Course:
 
         Args:
             loss: its loss.
-            largest_before: gives the largest absolute value of a parameter before the step changed it. It is asked only
-                if the loss has grown, because it takes as long as a check of the gradients.
+            largest_before: returns the largest absolute value of a parameter before the step changed it. It is called
+                only if the loss has grown, because it takes as long as a check of the gradients.
         """
         self.steps += 1
         if self.steps == 1:
@@ -112,7 +112,7 @@ class Course:
             self._jumped_at = self._largest
 
     def cause(self, loss: float | None, largest_now: float | None, is_overflow: bool) -> str:
-        """What led to the failure of the next step, with the numbers and a remedy; empty if the steps do not say it.
+        """What led to the failure of the next step, with the numbers and a remedy; empty if the steps do not show it.
 
         A line of the remedy is indented by four spaces, as in the text of an origin.
 
@@ -159,7 +159,7 @@ def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def loss_among(tensors: Iterable[Any]) -> Tensor | None:
-    """The first that is a single real number."""
+    """The first tensor that is a single real number."""
     numbers = (here for here in map(numbers_of, tensors) if here is not None and here.numel() == 1)
     return next((here.detach() for here in numbers if not here.is_complex()), None)
 

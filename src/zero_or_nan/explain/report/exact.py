@@ -1,7 +1,7 @@
-"""What a value is in exact arithmetic, and which number on the way to it does not fit its dtype.
+"""Computes a value in exact arithmetic, and finds the intermediate number that does not fit its dtype.
 
-Exact arithmetic is float64 here, which has room for what float32 and smaller dtypes lose. If float64 has no number
-either, or if one was lost in a difference, the calls run once more, with many bits.
+Exact arithmetic is float64 here, because it has room for numbers that float32 and smaller dtypes lose. If the result is
+not finite in float64 either, or if a difference lost a number, the calls run again with many bits.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ..program.tensors import are_finite, not_finite
 from .precise import Precise, TooHardError
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""How far, relative to it, a result may be from the exact one."""
+"""The largest relative error that a result may have."""
 
 _FEW = 200
-"""The size of a result from which on only the element that failed runs again with many bits, if that is possible."""
+"""The largest result that runs again as a whole. Of larger results, only the failed element does, if possible."""
 
 _ORDERS = {1: "", 2: "second ", 3: "third "}
 
 
 class Outcome(NamedTuple):
-    """A result, and the derivatives of its elements, each by the identity of the leaf and its order.
+    """A result and its derivatives. Each derivative has the identity of the leaf, and the order, as its key.
 
-    The elements have different weights: the gradient of the plain sum of a softmax is 0.
+    The derivatives are of a weighted sum, because the gradient of the plain sum of a softmax is 0.
     """
 
     value: Tensor
@@ -55,13 +55,13 @@ class Outcome(NamedTuple):
         return are_finite(self.parts)
 
     def filled(self, other: Outcome) -> Outcome:
-        """The outcome with the numbers of another one where it has none: 1 - sigmoid(40) is 0 in float64, too."""
+        """The outcome, with another's numbers in place of NaN and infinity: 1 - sigmoid(40) is 0 in float64, too."""
         parts = zip(self.parts, other.parts, strict=True)
         value, *gradients = [torch.where(not_finite(one), other, one) for one, other in parts]
         return Outcome(value, dict(zip(self.gradients, gradients, strict=True)))
 
     def defined(self) -> Outcome:
-        """The outcome without slopes where there is no value: PyTorch gives 1 / x for the logarithm of a negative x."""
+        """The outcome with NaN slopes where the value is not finite: PyTorch's log has a slope even at a negative x."""
         none = not_finite(self.value)
         are_gone = {key: none.all() if each.shape != none.shape else none for key, each in self.gradients.items()}
         gradients = {key: each.masked_fill(are_gone[key], math.nan) for key, each in self.gradients.items()}
@@ -107,7 +107,7 @@ def failed_at(found: Outcome) -> tuple[int, ...]:
 
 
 def measured(before: Outcome, run: Run) -> tuple[float, float]:
-    """The first element of a result that was not finite, and one of its derivatives, by what was not finite before."""
+    """The first element of a result that was not finite before, and its derivative by a leaf whose gradient was not."""
     at = failed_at(before)
     value = run.result[at].item()
     bad = [key for key, found in before.gradients.items() if bool(not_finite(found).any())]
@@ -120,7 +120,7 @@ def measured(before: Outcome, run: Run) -> tuple[float, float]:
 def gradients_of(
     run: Run, results: Sequence[Tensor], leaves: list[Tensor], weights: Iterable[Tensor], is_recorded: bool = False
 ) -> list[Tensor]:
-    """The gradients of results of a run, each with its weights, by some leaves; 0 where there is none."""
+    """The gradients of results of a run, each result with its weights, by some leaves; 0 if there is no gradient."""
     pairs = [(result, weight) for result, weight in zip(results, weights, strict=True) if result.requires_grad]
     if not leaves or not pairs:
         return [torch.zeros_like(leaf) for leaf in leaves]
@@ -131,7 +131,7 @@ def gradients_of(
 
 
 class Exact(NamedTuple):
-    """What a chain gives in exact arithmetic, the run that gave it, and what the chain gives in float64."""
+    """The outcome of a chain in exact arithmetic, the run that computed it, and the outcome in float64."""
 
     found: Outcome
     run: Run
@@ -139,9 +139,9 @@ class Exact(NamedTuple):
 
 
 def exactly(chain: Chain, before: Outcome, given: Mapping[int, Tensor] = MappingProxyType({})) -> Exact:
-    """The outcome of a chain in exact arithmetic, as far as that can be found out. In the program it was another one.
+    """The outcome of a chain in exact arithmetic, as far as possible. `before` is the outcome in the program.
 
-    The derivatives are those by the tensors that are `given`, as for `Chain.run`, if there are any.
+    If tensors are `given`, as for `Chain.run`, the derivatives are those by these tensors.
     """
     run = chain.run(torch.float64, given)
     found = in_float64 = outcome(run, given or None)
@@ -159,19 +159,19 @@ def exactly(chain: Chain, before: Outcome, given: Mapping[int, Tensor] = Mapping
 
 
 def exists(before: Outcome, exact: Outcome) -> bool:
-    """Whether the dtype of a program has room for an exact number that the program did not give."""
+    """Whether the program's dtype has room for an exact number where the program had NaN or infinity."""
     pairs = zip(before.parts, exact.parts, strict=True)
     return any(bool((not_finite(was) & torch.isfinite(right.to(was.dtype))).any()) for was, right in pairs)
 
 
 class Lost(NamedTuple):
-    """What the last call of a chain should have given: exact arithmetic has a number, and the program has none.
+    """The right result for the last call of a chain, if it is finite in exact arithmetic but not in the program.
 
     Attributes:
         exact: the value or the derivative, as a phrase.
-        fits: whether the dtype has room for it.
-        how: how a number on the way to it was lost, as a sentence.
-        is_beyond: whether float64 has no number either.
+        fits: whether the dtype has room for this number.
+        how: how an intermediate number was lost, as a sentence.
+        is_beyond: whether the result is not finite in float64 either.
         key: the identity of the first result in the chain that is 0 or an infinity in place of another number; None if
             a number was only rounded.
     """
@@ -187,7 +187,7 @@ class Lost(NamedTuple):
 
 
 def lost_on_the_way(chain: Chain) -> Lost | None:
-    """What exact arithmetic gives, and the number on the way that was lost; None if it gives no number either."""
+    """The exact result, and the intermediate number that was lost; None if the exact result is not finite either."""
     plain = chain.run()
     before, calls = outcome(plain), chain.calls()
     given: dict[int, Tensor] = {}
@@ -239,9 +239,9 @@ def _slopes(run: Run, at: tuple[int, ...], key: int) -> Tensor:
 
 
 def cured(was: Outcome, exact: Outcome, run: Run) -> tuple[str, float]:
-    """The first value, or else the first derivative, that exact arithmetic has, with its size; empty if it has none.
+    """The first value, or else derivative, that only exact arithmetic has, with its size; empty if there is none.
 
-    `was` is the outcome of the program, and the run is one that gave the exact outcome.
+    `was` is the outcome of the program, and `run` computed the exact outcome.
     """
     found = not_finite(was.value) & torch.isfinite(exact.value)
     if bool(found.any()):
@@ -280,7 +280,7 @@ def _sentence(call: Call, actual: Tensor, value: Tensor, at: tuple[int, ...]) ->
 
 
 def texts_of(call: Call) -> list[tuple[Any, str]]:
-    """The operands of a call, each with the user's expression for it, as far as that can be read."""
+    """The operands of a call, each with the user's expression for it, if the source can be read."""
     expression = expression_at(call.place, call.name)
     if expression is None:
         return []

@@ -1,8 +1,8 @@
-"""A gap in a formula that has a limit there, and the lines that give this limit.
+"""Fills a gap in a formula, such as 0 / 0, with lines that compute the limit at the gap.
 
-A rewrite that chooses another number than the limit is wrong. If none chooses the limit, a number that both operands
-come from is kept away from 0: then the formula itself gives the limit, as well as its dtype allows. If the number has
-both signs, the limit and its slope are written down.
+If a rewrite chooses another number than the limit, it is wrong. If no rewrite chooses the limit, a number from which
+both operands come is kept away from 0. The formula itself then computes the limit, as well as its dtype allows. If this
+number has both signs, the new line contains the limit and its slope.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .matching import Match, line_of
 _FILLED = "torch.where(b == 0, {}, a / torch.where(b == 0, 1, b))"
 
 _STEPS = (1e-6, 1e-4, 1e-2)
-"""How far a number is kept away from 0. The first that is enough counts."""
+"""The distances from 0 at which a number is kept. The first distance that is enough is used."""
 
 
 def kept_away(chain: Chain) -> tuple[str, int] | None:
-    """A line that keeps a number away from 0, where the last call of a chain then gives the limit, and its number."""
+    """A line that keeps a number away from 0, so that a chain's last call returns the limit, and the line's number."""
     plain = chain.run()
     before = outcome(plain)
     bad = before.value.isnan()
@@ -93,7 +93,7 @@ def _line(chain: Chain, key: int, step: float) -> tuple[str, str, int] | None:
 
 
 def filled(chain: Chain) -> tuple[str, int] | None:
-    """A line with a division that has the limit where it is 0 / 0, and its number; None if there is no common limit."""
+    """A line whose division returns the limit in place of 0 / 0, and its number; None if there is no common limit."""
     call, before = chain.call, outcome(chain.run())
     bad = before.value.isnan()
     operands = [each for each in in_order(call) if isinstance(each, Tensor)]
@@ -124,24 +124,24 @@ def filled(chain: Chain) -> tuple[str, int] | None:
 
 
 def evaluated(code: str, names: Iterable[str], others: Mapping[str, Any] = MappingProxyType({})) -> Callable[..., Any]:
-    """A function that evaluates code with its arguments as these names, with others, and with `torch` and `F`."""
+    """A function that evaluates code. Its arguments get these names. The code also sees `others`, `torch` and `F`."""
     known = list(names)
     return lambda *values: eval(code, {"torch": torch, "F": F, **others, **dict(zip(known, values, strict=True))})
 
 
 def rewritten(call: Call, rewrite: Rewrite, match: Match) -> Call:
-    """A call of a rewrite in place of the call that it fits."""
+    """A call that computes a rewrite, in place of the call that the rewrite matches."""
     tensors = {name: thing for name, thing in match.names.items() if isinstance(thing, Tensor)}
     func = evaluated(rewrite.code, tensors, match.names)
     return call._replace(func=func, args=tuple(tensors.values()), kwargs={})
 
 
 class Guarded(NamedTuple):
-    """A line in which `where` leaves a gap out, safe in both branches.
+    """A line in which `where` leaves out a gap, with both branches safe.
 
     Attributes:
         remedy, replaces: as in `Advice`.
-        has_slope: whether the formula has a slope there that the other branch, and so `ignoring`, does not have.
+        has_slope: whether the formula has another slope at the gap than the other branch, and so than `ignoring`.
     """
 
     remedy: str
@@ -150,9 +150,9 @@ class Guarded(NamedTuple):
 
 
 def guarded(chains: Sequence[Chain]) -> Guarded | None:
-    """The line of a division that `where` leaves out where it is 0 / 0, if the formula has a limit and a slope there.
+    """A safe line for a division whose 0 / 0 `where` leaves out, if the formula has a limit and a slope there.
 
-    At `where(x == 0, 0, (1 - cos(x)) / x)`, the formula tends to the other branch, and its slope to 1 / 2.
+    In `where(x == 0, 0, (1 - cos(x)) / x)`, the formula tends to 0, as in the other branch, but its slope to 1 / 2.
     """
     later = next((each for each in reversed(chains[:-1]) if each.call.name == "where"), None)
     before = [] if later is None else [later.of(tensor) for tensor in later.call.tensors()]

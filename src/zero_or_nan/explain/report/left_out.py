@@ -1,8 +1,8 @@
-"""Elements that the loss leaves out, or should: which number they have does not matter.
+"""Finds a harmless number for elements that the loss leaves out, or should leave out.
 
-`(k >= 0) * sqrt(k)` multiplies what does not exist by 0, but 0 times NaN is NaN. And -inf leaves an element out of a
-softmax, but 0 times -inf is NaN, too. In both cases several numbers are put in its place, and all calls run once more,
-up to the loss. If the loss and its gradients are finite, and always the same, then they do not depend on the number.
+`(k >= 0) * sqrt(k)` multiplies a NaN by 0, but 0 times NaN is NaN. And -inf leaves an element out of a softmax, but 0
+times -inf is NaN, too. In both cases, the calls run again up to the loss, each time with another number in this place.
+If the loss and its gradients are finite and always the same, they do not depend on the number.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .gaps import rewritten
 from .matching import Match, line_of, matches
 
 _SAME = 1e-5
-"""How far, relative to it, the loss may be from the one with another number."""
+"""The largest relative difference between losses with different numbers that counts as none."""
 
 _NUMBERS = (0.01, 3.0, 50.0)
-"""The numbers that are put in place of one that does not exist. A clamp would give the same for two of them."""
+"""The numbers that replace the NaN. There are three, because a clamp may map two numbers to the same result."""
 
 _LARGE = {torch.float16: 1e4}
-"""The size of the number in place of an infinity. Other dtypes get 1e9."""
+"""The size of the number that replaces an infinity. Other dtypes get 1e9."""
 
 
 def without_them(failed: Call, program: Program, known: str | None) -> tuple[str, int] | None:
-    """The line of a call with another number where what follows leaves its result out, and the line's number.
+    """The line of a call with a harmless number in place of elements that later calls leave out, and its number.
 
-    None if the loss depends on the number, or if no line is known that gives one. `known` is the line that would be
-    written otherwise, if there is one: no other is written then.
+    None if the loss depends on the number, or if no rewrite of the line produces such a number. If a line is `known`
+    from elsewhere, only this line may be the result.
     """
     at = position_of(failed, program.calls)
     call = None if at is None else program.calls[at][1]
@@ -64,7 +64,7 @@ def without_them(failed: Call, program: Program, known: str | None) -> tuple[str
 
 
 def masked_before(chains: Sequence[Chain], program: Program) -> tuple[str, int] | None:
-    """The line of the failed call with the mask of a later line in it, and its number; None if there is no such mask.
+    """The line of the failed call, with the mask of a later line in it, and its number; None without such a mask.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
@@ -124,7 +124,7 @@ def _is_left_out(mask: Tensor, failed: Call, program: Program) -> bool:
 
 
 def with_large_numbers(failed: Call, program: Program) -> tuple[str, int] | None:
-    """An earlier line with a large number in place of an infinity, and its number; None if the loss depends on it."""
+    """An earlier line with a large number for an infinity, and its line number; None if the loss depends on it."""
     last = position_of(failed, program.calls)
     if last is None or not program.fails_again:
         return None

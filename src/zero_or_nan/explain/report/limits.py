@@ -1,6 +1,6 @@
-"""What a chain tends to where it has no number: sin(x) / x is 0 / 0 at 0, and near 1 beside it.
+"""Finds the limit of a chain where its result is NaN: sin(x) / x is 0 / 0 at 0, but near 1 beside it.
 
-The chain runs in float64 on numbers beside those of the program, to all sides. What these runs agree on is a limit.
+The chain runs in float64 on numbers beside those of the program, on all sides. If the runs agree, that is the limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .exact import outcome
 
 
 def ordinary(given: Mapping[int, Tensor], seed: int, most: float = 1.8) -> dict[int, Tensor]:
-    """Tensors of the same shapes, with numbers between 0.05 and so much more."""
+    """Tensors of the same shapes, with random numbers between 0.05 and `most` + 0.05."""
     generator = torch.Generator().manual_seed(seed)
     return {
         key: drawn(torch.rand, tensor, generator) * most + 0.05 if tensor.is_floating_point() else tensor
@@ -32,7 +32,7 @@ def drawn(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator)
 
 
 def is_limit(chain: Chain, value: Tensor) -> bool:
-    """Whether a value that was chosen is the limit there, if there is one."""
+    """Whether a chosen value is the limit of the chain where it is not finite. True without a limit."""
     bad = not_finite(chain.run(torch.float64).result.detach())
     limits = limits_of(chain, bad)
     chosen = value.detach()[bad].to(limits.dtype)
@@ -42,7 +42,7 @@ def is_limit(chain: Chain, value: Tensor) -> bool:
 def limits_of(chain: Chain, bad: Tensor) -> Tensor:
     """The limits of the elements of a result; NaN if there is none.
 
-    A number that comes in may be at the end of a domain. Then those two calls before the last one are moved instead.
+    An input of the chain may be at the end of a domain. Then the tensors two calls before the last are moved instead.
     """
     near = chain.call.tensors()
     for _ in range(2):
@@ -64,13 +64,13 @@ def _limits_beside(chain: Chain, bad: Tensor, moved: Iterable[Tensor]) -> Tensor
 
 
 NEAR = 6
-"""How many of the numbers beside others are nearest."""
+"""How many of the neighbours from `beside` are the nearest ones."""
 
 
 def beside(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
-    """By identity, the tensors with numbers that are moved a little: to all sides, only up, or only down.
+    """By identity, copies of the tensors with slightly moved numbers: to all sides, only up, or only down.
 
-    The first `NEAR` are moved by less than the others.
+    The first `NEAR` copies are moved less than the others.
     """
     given = {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}
     generator = torch.Generator().manual_seed(0)
@@ -112,15 +112,15 @@ def _differ(found: Tensor) -> bool:
 
 
 Slopes = Mapping[Any, Tensor]
-"""Numbers by what they are the slopes by, or the value of."""
+"""Slopes, each with the variable of the derivative as its key. A value may be among them."""
 
 
 def limits_of_slopes(plain: Slopes, moved: Iterable[Slopes]) -> dict[Any, tuple[Tensor, Tensor]]:
-    """Where slopes are not finite, and what they tend to there: NaN without a limit. Empty if none has a limit.
+    """Where slopes are not finite, and their limits there: NaN without a limit. Empty if no slope has a limit.
 
     Args:
         plain: the slopes.
-        moved: those beside, for the numbers that `beside` gives, one after the other.
+        moved: the slopes at the neighbours from `beside`, in the same order.
     """
     missing = {key: bad for key, slope in plain.items() if bool((bad := not_finite(slope)).any())}
     found: dict[Any, list[Tensor]] = {key: [] for key in missing}
@@ -135,7 +135,7 @@ def limits_of_slopes(plain: Slopes, moved: Iterable[Slopes]) -> dict[Any, tuple[
 
 
 def are_limits(chosen: Slopes, limits: Mapping[Any, tuple[Tensor, Tensor]]) -> bool:
-    """Whether slopes that were chosen are the limits, where there are some. A slope that is not known is 0."""
+    """Whether chosen slopes are the limits, wherever there are limits. An unknown slope counts as 0."""
     for key, (bad, limit) in limits.items():
         here = chosen[key][bad] if key in chosen else torch.zeros_like(limit)
         if bool(((limit - here).abs() > 5e-2 * (1 + here.abs())).any()):
@@ -144,14 +144,14 @@ def are_limits(chosen: Slopes, limits: Mapping[Any, tuple[Tensor, Tensor]]) -> b
 
 
 def have_limits(chain: Chain, changed: Chain) -> bool:
-    """Whether the slopes of a changed chain are the limits of its own ones, where these have no number but a limit."""
+    """Whether a changed chain has the limits of the chain's slopes as its slopes, where these are not finite."""
     moved = (outcome(chain.run(torch.float64, there)).gradients for there in beside(coming_in(chain)))
     limits = limits_of_slopes(outcome(chain.run(torch.float64)).gradients, moved)
     return not limits or are_limits(outcome(changed.run(torch.float64)).gradients, limits)
 
 
 def is_steady(chain: Chain) -> bool:
-    """Whether float64 has enough digits for a chain: other last digits of each result change it a little at most."""
+    """Whether float64 has enough digits for a chain: changes in the last digits of each result hardly change it."""
     generator = torch.Generator().manual_seed(0)
 
     def rounded(call: Call) -> Call:
@@ -177,10 +177,10 @@ def is_all(numbers: Tensor, value: float) -> bool:
 
 
 def limit_and_slope(chain: Chain, leaf: Tensor, bad: Tensor) -> tuple[float, float] | None:
-    """What the bad elements of a result tend to from both sides of a leaf, and how steeply; None if they differ."""
+    """The limit and the slope of the bad elements of a result, from both sides of a leaf; None if they differ."""
     found = []
     for step, sign in ((2e-3, 1), (4e-3, -1)):
-        # Neighbours move the same way, and then the other way: they must have no part in a result.
+        # Neighbours first move in the same direction, then apart. A result must not depend on its neighbours.
         moves = step * torch.tensor([1.0, sign], dtype=torch.float64, device=leaf.device).repeat(leaf.numel())
         move = moves[: leaf.numel()].reshape(leaf.shape)
         sides = (leaf.double() + move, leaf.double() - move)

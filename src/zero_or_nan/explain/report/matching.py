@@ -1,4 +1,4 @@
-"""The calls that a rewrite fits, and the user's line with the rewrite in it."""
+"""Finds the calls that a rewrite matches, and writes the user's line with the rewrite in it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .exact import texts_of
 
 
 class Match(NamedTuple):
-    """What the names of a pattern stand for, and the calls that it replaces, the last one first."""
+    """The operands for the names of a pattern, and the calls that it replaces, the last call first."""
 
     names: Mapping[str, Any]
     replaced: tuple[Call, ...]
 
 
 def matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) -> Iterator[Match]:
-    """The ways in which a pattern fits a call, and the calls before it."""
+    """The ways in which a pattern matches a call and the calls before it."""
     if call is None or call.name != function_in(pattern):
         return
     written, names = operands_in(pattern), dict(match.names)
@@ -77,7 +77,7 @@ def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match:
 
 
 def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
-    """The user's line with the rewrite in it, and its number; or the rewrite with a remark, if it can't be read."""
+    """The user's line with the rewrite in it, and its number. If it can't be read, the rewrite with a remark."""
     call, names = match.replaced[0], match.names
     tensors = [name for name, thing in names.items() if any(True for _ in tensors_in(thing))]
     expression = expression_at(call.place, call.name)

@@ -1,4 +1,4 @@
-"""Writes diagnoses into a report, in the user's names. What happens on one line, by one function, is one origin.
+"""Writes diagnoses into a report, with the user's names. All births in one line by one function are one origin.
 
 Names of modules, parameters and inputs are looked up only if there is something to report.
 """
@@ -44,13 +44,13 @@ BEHIND = "the origin in {} of line {} is behind another: it shows once the conta
 NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
 
 _MOST_TRIALS = 20
-"""The number of origins for which rewrites are tried."""
+"""The largest number of origins for which rewrites are tried."""
 
 _MOST_CHARACTERS = 100
-"""The length up to which a line of code is shown beside the line that it replaces."""
+"""The largest length of a line of code that is shown beside the line that it replaces."""
 
 _MOST_LOOKS = 20
-"""The number of passes in which names are looked up for one origin. A NaN in the parameters reaches all, each time."""
+"""In how many passes names are looked up for one origin. A NaN in the parameters reaches everything in each pass."""
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Narration:
     """The narration of one watch.
 
     Attributes:
-        verdicts: those of the births that are in the report.
+        verdicts: the verdicts of the births in the report.
     """
 
     def __init__(self, report: Report, around: Mapping[nn.Module, Sequence[nn.Module]], history: History) -> None:
@@ -139,7 +139,7 @@ class Narration:
         self._end: _Narrated | None = None  # where a divergence ended
 
     def add(self, diagnoses: Iterable[Diagnosis], names: Names) -> None:
-        """Add what the report does not have yet."""
+        """Add the diagnoses that the report does not have yet."""
         for diagnosis in diagnoses:
             birth, verdict, targets = diagnosis[:3]
             if not verdict.is_sure:
@@ -197,9 +197,9 @@ class Narration:
         return Program(self._history.calls(), self._history.loss)
 
     def name_cause(self, cause: str) -> None:
-        """Say what led to the origins; the cause is empty if the steps before show nothing.
+        """Write into the report what led to the origins. The cause is empty if the earlier steps show nothing.
 
-        All that a divergence made too large is one origin: nothing is wrong there.
+        All numbers that a divergence made too large become one origin, because their lines are not wrong.
         """
         situation = MOVE if cause.startswith("perhaps") else DIVERGENCE
         self.report.cause = cause and f"{cause}\n  {address_of(REMEDIES['overflow', situation].section)}"
@@ -216,7 +216,7 @@ class Narration:
             first.advise(situation)
 
     def note_elsewhere(self) -> None:
-        """Note that a gradient is not finite, though no operator in this process made it so."""
+        """Note that a gradient is not finite, although no operator in this process made it so."""
         rank = _rank()
         if rank is not None:
             self.report.came_from_another_process = True
@@ -326,14 +326,14 @@ def _rank() -> int | None:
 # The user's names of modules, parameters and inputs.
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
-"""Names that DistributedDataParallel, the compiler and FSDP put before those of the user."""
+"""Names that DistributedDataParallel, the compiler and FSDP put in front of the user's names."""
 
 
 def all_modules() -> list[nn.Module]:
     """All modules that exist now.
 
-    No list of all objects may outlive the call that makes it. The list would hold tensors that otherwise only C++
-    holds, and PyTorch before 2.10 warns the thread that lets go of such a tensor.
+    A list of all objects must not outlive the call that makes it. It would hold tensors that otherwise only C++ holds,
+    and PyTorch before 2.10 warns in the thread that releases such a tensor.
     """
     kinds = set(map(type, itertools.chain.from_iterable(map(gc.get_objects, (None,)))))
     of_modules = {kind for kind in kinds if issubclass(kind, nn.Module)}
@@ -341,11 +341,11 @@ def all_modules() -> list[nn.Module]:
 
 
 class Names:
-    """The names that can be found now.
+    """Looks up the user's names for tensors and modules.
 
     Modules that were called in the block, or that are variables, are found at once. A walk over all objects, which
-    takes as long as many passes of a small model, finds the others. It happens at most once, and only if a tensor is
-    looked up that is in no module that was found. A name begins at the outermost module that was found.
+    takes as long as many passes of a small model, finds the others. The walk happens at most once, and only for a
+    tensor that is in none of the modules found so far. A name begins at the outermost module that was found.
 
     Args:
         frame: the user's frame, whose variables give names to tensors.
@@ -406,7 +406,7 @@ class Names:
 
         Args:
             module: the module.
-            outer: the outermost module whose call led to its own. It holds the module, unless it is gone by now.
+            outer: the outermost module whose call led to the module's call. It holds the module, unless it is gone.
         """
         if module is None:
             return ""
@@ -424,11 +424,11 @@ class Names:
         return ".".join(name for name in names if name not in WRAPPERS)
 
     def of_target(self, target: Tensor | str) -> str:
-        """A name for what was reached."""
+        """A name for something that a NaN reached."""
         return target if isinstance(target, str) else self.of_tensor(target) or "a tensor"
 
     def role_of(self, tensor: Tensor) -> str:
-        """What a tensor is to a module: "a parameter" or "a buffer"; empty if it is neither."""
+        """The role of a tensor in a module: "a parameter" or "a buffer"; empty if it has none."""
         self._find_holder(tensor)
         if id(tensor) in self._buffers:
             return "a buffer"

@@ -1,6 +1,6 @@
-"""What a report looks like in a notebook: one card for each origin; in light and dark, and without a script.
+"""Shows a report in a notebook: one card for each origin, for light and dark themes, without JavaScript.
 
-These functions know HTML and style. `report` says what a card shows, and calls them.
+These functions write the HTML and its style. `report` calls them, and decides what a card shows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from html import escape as _escaped
 from ..program.code import printable
 
 COLOURS = {"contaminated": "#0c8599", "undefined": "#e64980", "overflow": "#d9690b", "bad input": "#845ef7"}
-"""Of the bar beside a card, and of the box around its word: seen on white and on black. The word has the page's ink."""
+"""Colors of the bar and of the box around the kind, visible on white and on black. The kind has the text's color."""
 
 _CARD = "border-left:4px solid {colour};padding:.1em 0 .2em .9em;font-size:.95em;overflow-wrap:anywhere"
 _CARDS = "display:grid;grid-template-columns:minmax(0,1fr);gap:1em"
@@ -32,7 +32,7 @@ def escape(text: str) -> str:
 
 
 def cards(head: str, parts: Iterable[str]) -> str:
-    """HTML that stands alone: a sentence, unless it is empty, and what follows it."""
+    """Complete HTML: a sentence, unless it is empty, and the parts below it."""
     return f"<div style='{_CARDS}'>{sentence(head) if head else ''}{''.join(parts)}</div>"
 
 
@@ -72,7 +72,7 @@ def code(text: str) -> str:
 
 
 def path(steps: Iterable[str], end: str) -> str:
-    """The functions on a path, each in a box, and what the path ends in."""
+    """The functions on a path, each in a box, and the end of the path."""
     boxes = [f"<span style='{_STEP}'>{escape(step)}</span>" for step in steps]
     return " → ".join([*boxes, f"<strong>{escape(end)}</strong>"])
 

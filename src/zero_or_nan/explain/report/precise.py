@@ -1,13 +1,13 @@
 """Runs operators on numbers of 1,200 bits, because float64 rounds 1 - sigmoid(40) to 0, as float32 does.
 
-The numbers with many bits are kept beside the memory of a tensor in float64, which holds the same numbers rounded, so
-views need no code here. Functions of one number are those of mpmath, and some other operators are written by these and
-by sums. Derivatives consist of operators, so gradients are as exact as values. PyTorch's own decompositions would know
-more operators, but the first of them takes seconds: it imports the compiler.
+The numbers with many bits are kept beside the memory of a float64 tensor, which holds the same numbers rounded, so
+views need no code here. mpmath computes functions of one number, and some other operators are written with these
+functions and with sums. Derivatives consist of operators, so gradients are as exact as values. PyTorch's own
+decompositions cover more operators, but the first one takes seconds, because it imports the compiler.
 
-A difference so small that rounding alone may have made it counts as 0, as sqrt(2) ** 2 - 2 is.
+A difference counts as 0 if it is so small that rounding alone may have caused it, as in sqrt(2) ** 2 - 2.
 
-This library does not depend on mpmath, but PyTorch does, through sympy.
+This library does not require mpmath, but PyTorch does, through sympy.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ BITS = 1200
 _NOISE = 2.0 ** -(BITS - 200)
 
 MOST_ELEMENTS, MOST_NUMBERS = 1_000, 20_000
-"""The number of elements that a tensor may have, and that a run may compute in all."""
+"""The largest number of elements of a tensor, and of all numbers that a run may compute."""
 
 _OF_MPMATH = frozenset(
     """
     acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erfc exp expm1 log log10 log1p sin sinh sqrt tan tanh
     """.split()
 )
-"""Operators that have the name of mpmath's function."""
+"""Operators with the same name as mpmath's function."""
 
 _MOVES = frozenset(
     """
@@ -44,14 +44,14 @@ _MOVES = frozenset(
     slice_backward where
     """.split()
 )
-"""Operators that move numbers, beside those whose numerics say so."""
+"""Operators that only move numbers, in addition to those whose numerics say so."""
 
 _CONSTANTS = frozenset("empty_like fill full_like new_full new_zeros ones_like sgn sign zero zeros_like".split())
 """Operators whose numbers need no more bits than they have."""
 
 
 class TooHardError(Exception):
-    """The run has too many numbers, or an operator that is not known here."""
+    """The run has too many numbers, or an operator that this file does not support."""
 
 
 class Precise(Mode):
@@ -59,7 +59,7 @@ class Precise(Mode):
 
     Raises:
         ImportError: if mpmath is not installed.
-        TooHardError: from the operator that can't be followed.
+        TooHardError: if an operator is not supported, or if there are too many numbers.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Precise(Mode):
             raise TooHardError(f"a tensor has more than {MOST_ELEMENTS} elements")
         is_complex = any(tensor.is_complex() for tensor in tensors_in((args, kwargs)))
         if is_complex or any(each_in((args, kwargs), complex)):
-            raise TooHardError("complex numbers")
+            raise TooHardError("complex numbers are not supported")
         with self._mp.workprec(BITS):
             if name in self._by_element and not kwargs.keys() - {"alpha"}:
                 operands = self._aligned([*args, *kwargs.values()])
@@ -121,7 +121,7 @@ class Precise(Mode):
             if func._schema.is_mutable and result is not NotImplemented:
                 result = args[0].copy_(result)
         if result is NotImplemented and any(map(torch.is_floating_point, tensors_in(result := func(*args, **kwargs)))):
-            raise TooHardError(f"{func} is not known")
+            raise TooHardError(f"{func} is not supported")
         return result
 
     def _sigmoid(self, a: Any) -> Any:
@@ -255,4 +255,4 @@ _PARTS: dict[str, Callable[..., Any]] = {
     "std": lambda *args, **kwargs: _variance(*args, **kwargs).sqrt(),
     "var": _variance,
 }
-"""Operators by others. mpmath has room for exponentials for which float64 has none."""
+"""Operators written with other operators. mpmath has room for exponentials that overflow float64."""

@@ -1,4 +1,4 @@
-"""What to do about an origin: code to paste, and the section about it. By kind, or by kind and situation.
+"""What to do about an origin: code to paste, and the book's section about it, by kind, or by kind and situation.
 
 Each statement in this file runs in a test, which compares the gradient with a reference. If no statement is right for
 every program in a situation, the remedy is advice: comments alone. Statements under one another are alternatives,
@@ -22,9 +22,9 @@ OVERFLOW = "find-it-in-your-model#overflow"
 
 DIVERGENCE, MOVE, GROWTH, LOST = "a divergence", "a move", "a growth", "a lost number"
 BEYOND, EPSILON, OUTSIDE = "a number that float64 loses", "an eps that is 0", "outside of the domain"
-"""Situations of an overflow: training steps made the numbers larger, or perhaps a single step, or the calls of one line
-did; or the number fits, and one on the way to it was lost, perhaps in float64, too, or because the dtype rounds a small
-constant to 0."""
+"""Situations of an overflow: training steps made the numbers larger, or perhaps a single step, or the calls of one
+line; or the number fits, but an intermediate number was lost, perhaps in float64, too, or because the dtype rounds a
+small constant to 0."""
 
 
 class Remedy(NamedTuple):
@@ -56,7 +56,7 @@ for module in model.modules():
         module.reset_running_stats()"""
 
 CONTAMINATED = "ignoring-what-the-loss-ignored"
-"""The page on contamination by functions that have no section of their own."""
+"""The page on contamination by functions without their own section."""
 
 _NO_SPREAD = "undefined#std-of-one-element"
 
@@ -224,12 +224,12 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "find-it-in-your-model#bad-input",
     ),
 }
-"""By kind and situation: the operator, or what `_situation` says. The empty one is for all others."""
+"""Remedies by kind and situation: the operator, or the result of `_situation`. An empty situation covers all others."""
 
 REMEDIES |= {key: Remedy(*advice) for key, advice in ADVICE.items()}
 
 _ROUNDING = 1e-3
-"""How far outside of the domain a number may be that should be at its end but was rounded, relative to the end."""
+"""The largest relative distance beyond the end of a domain that may be the rounding of a number at this end."""
 
 _REFUSED = """\
 # what is often written here was tried on your numbers. The loss or a gradient
@@ -276,14 +276,14 @@ def remedy(
     """What to do, and the address of the section about it.
 
     Args:
-        kind, operator, dtype, operands, phase: those of the origin.
+        kind, operator, dtype, operands, phase: as in `Origin`.
         fixed: whether `ignoring` gave finite gradients; None if it was not tried.
-        has_others: whether gradients stay not finite because of other origins.
-        of_large: whether a number that it was made of was large already.
-        refused: code that was tried, and that did not give the right numbers. It must not be the remedy.
+        has_others: whether gradients are still not finite because of other origins.
+        of_large: whether one of the operands was already large.
+        refused: code that was tried but did not give the right numbers, so it must not be the remedy.
         tensor: the name of the tensor that a bad input came in with; empty if it is unknown.
-        fits: whether the dtype has room for the exact number; None if exact arithmetic has no number.
-        pass_line: the user's line that begins the backward pass, with `ignoring` in it; empty if it is not known.
+        fits: whether the dtype has room for the exact number; None if the exact result is not finite.
+        pass_line: the user's line that begins the backward pass, with `ignoring` in it; empty if it is unknown.
 
     >>> code, page = remedy("contaminated", "exp", "float32", True)
     >>> print(code)

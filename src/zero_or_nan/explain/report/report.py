@@ -1,4 +1,4 @@
-"""What the user reads: the report, and each origin in it, as text, as HTML and as JSON."""
+"""The report that the user reads, and each origin in it, as text, as HTML and as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEANS: dict[str, str] = {
     "overflow": "the loss uses this element, and the number is too large for its dtype",
     "bad input": "the loss uses this element, and it was not finite when it came in",
 }
-"""What each kind says, in half a sentence."""
+"""The meaning of each kind, in half a sentence."""
 
 _HAS = {
     RESULT: "a result has this element",
@@ -33,18 +33,18 @@ _HAS = {
 }
 
 MOST_PRINTED = 20
-"""The number of origins that are printed."""
+"""The largest number of origins that are printed."""
 
 
 @dataclass
 class Measured:
-    """What code gave in place of the call that failed, on the numbers of this call.
+    """The result of code that ran in place of the failed call, on the numbers of this call.
 
     Attributes:
         value: the first element of the result that was not finite before. None if only the code's comment has it.
-        gradient: the gradient there. None if all gradients were only compared with exact arithmetic.
-        is_exact: whether these are the numbers of exact arithmetic. If not, they are a choice.
-        choice: what was chosen, as a sentence; empty if nothing was.
+        gradient: the gradient at this element. None if all gradients were only compared with exact arithmetic.
+        is_exact: True if these are the numbers of exact arithmetic. If False, they are a choice.
+        choice: the choice, as a sentence; empty if there was nothing to choose.
     """
 
     value: float | None
@@ -58,9 +58,9 @@ class Remedy:
     """A fix, or advice.
 
     Attributes:
-        code: what to paste; of advice, lines of code and comments.
-        replaces: the line of your code that it replaces; None if it has to be put into a part of a line.
-        tried: what it gave; None if it was not tried.
+        code: the code to paste. Advice has lines of code and comments.
+        replaces: the line of your code that it replaces; None if you have to put it into a part of a line.
+        tried: the result of running it; None if it was not tried.
     """
 
     code: str
@@ -79,39 +79,39 @@ class Origin:
             `x.mul_(y)` are "mul", and `x[0] = y` is "setitem".
         filename, line, source: the line of your code that called the function, even if the failure happened in
             backward.
-        module: the path of the module that called the function, such as "encoder.layers.2.norm". If an
-            optimizer did, its name, such as "Adam.step". Empty otherwise.
+        module: the path of the module that called the function, such as "encoder.layers.2.norm". If an optimizer called
+            it, the optimizer's name, such as "Adam.step". Otherwise empty.
         entries: the indices of the first elements that are not finite, at most five, in row-major order.
         count: the number of all elements that are not finite.
         shape, dtype, device: those of the tensor that holds the elements. In forward, this tensor is the function's
             result, or the argument that was already not finite. In backward, it is the gradient that the derivative
             passed on.
-        operands: the computation that gave the NaN or infinity, so that you can check it by hand: "0 × inf",
+        operands: the computation that produced the NaN or infinity, so that you can check it by hand: "0 × inf",
             "exp(100) > 3.4e38", "0 / 0".
         kind: "contaminated" if the loss ignored the element, so that the gradient that you want exists. "undefined" if
             the loss uses the element, and its value or derivative does not exist or is infinite. "overflow" if the
-            number exists, but it does not fit the dtype, or a number on the way to it does not. "bad input" if the
-            number came in with data, a target or a parameter.
+            number exists, but this number, or an intermediate one, does not fit the dtype. "bad input" if the number
+            came in with data, a target or a parameter.
         reached: the names of the tensors that the NaN or infinity reached: the loss, parameters, inputs.
         path: the functions between the origin and the tensors in `reached`.
         fixed: whether `ignoring` gave finite gradients on the same graph. None if `ignoring` was not tried.
         remedy: the fix: code to paste, with a sentence as a comment.
         replaces: the line of your code that the remedy replaces. Such a remedy was tried: it ran on the numbers of this
-            call, and gave the right value and gradient, or the number that it says it chooses. None for advice.
-        until: the last line that it replaces, if it replaces several; else None.
+            call, and gave the right value and gradient, or the number that it claims to choose. None for advice.
+        until: the last line that the remedy replaces, if it replaces several lines; else None.
         remedies: the same for programs, the best remedy first: `code`, `replaces`, and `tried`, which has the `value`
             and the `gradient`, `is_exact`, and the `choice`.
-        exact: what the value is in exact arithmetic, if only a number on the way to it does not fit its dtype, and
-            which number that is. Empty if exact arithmetic has no number either, or if that could not be found out.
+        exact: the value in exact arithmetic, and the intermediate number that does not fit its dtype, if only such a
+            number was lost. Empty if the exact value is not finite either, or if it could not be found.
         chapter: the address of the book's section about this kind of origin.
         times: how often this origin was found with the same line, operator, phase and kind. In forward, each call of
             the line counts.
         rank: the rank of the process, if there are several processes.
         is_sure: whether `explain` could determine if the loss uses the element or ignores it. If not, a note gives the
             reason.
-        again: what the training step gave when it ran again with the remedy in it. Empty if it did not run again.
-        tie: how PyTorch treats the element, if it is at a tie such as the 0 of `relu`. The kind follows from this
-            convention.
+        again: the outcome of the training step when it ran again with the remedy. Empty if it did not run again.
+        tie: how PyTorch treats the element, if the element is at a tie, such as the 0 of `relu`. The kind follows from
+            this convention.
     """
 
     phase: Literal["forward", "backward"]
@@ -170,12 +170,12 @@ class Origin:
 
     @property
     def way(self) -> str:
-        """The path, with its middle left out where it is long."""
+        """The path as text. If it is long, its middle is left out."""
         return " → ".join(_some(self.path, 9))
 
     @property
     def to_do(self) -> str:
-        """The remedy, below the numbers of the lines that it replaces if these are other lines."""
+        """The remedy. If it replaces other lines than the origin's, their numbers are above it."""
         if self.until is not None:
             return f"# in place of lines {self.replaces} to {self.until}:\n{self.remedy}"
         is_elsewhere = self.replaces not in (None, self.line) and "  # in place of " not in self.remedy
@@ -183,7 +183,7 @@ class Origin:
 
     @property
     def means(self) -> str:
-        """What its kind says, in half a sentence."""
+        """The meaning of the kind, in half a sentence."""
         text = MEANS[self.kind].format("value" if self.phase == "forward" else "derivative")
         if self.exact:
             text = f"the loss uses this element, {self.exact}"
@@ -222,9 +222,9 @@ class Report:
     Attributes:
         origins: every origin, in order of time. Empty if the loss and all gradients are finite.
         passes: the number of backward passes that were watched.
-        notes: what `explain` could not check, or could not be sure of.
-        cause: what led to the origins over the steps before, such as a divergence, with the numbers, what to do and
-            the section about it. Empty if the steps before do not show a cause.
+        notes: what `explain` could not check, or was not sure about.
+        cause: what led to the origins over the earlier steps, such as a divergence, with the numbers, what to do, and
+            the book's section about it. Empty if the earlier steps do not show a cause.
     """
 
     origins: list[Origin] = field(default_factory=list)
@@ -246,7 +246,7 @@ class Report:
         return first is not None and first.kind == "overflow" and (not first.exact or " ends at " in first.exact)
 
     def note(self, text: str) -> None:
-        """Say once what could not be looked into."""
+        """Add a note about something that could not be checked. The same note appears only once."""
         if (text := printable(text)) not in self.notes:
             self.notes.append(text)
 
@@ -345,7 +345,7 @@ def _some(names: list[str], most: int = 8) -> list[str]:
 
 
 def place(filename: str, line: int) -> str:
-    """Where a line is, as a reader of a notebook knows it: a cell by its number, a file by its path from here.
+    """The place of a line, as a reader of a notebook knows it: a cell by its number, a file by its relative path.
 
     >>> place("<ipython-input-7-0e1f2a>", 3)
     'Cell In[7], line 3'

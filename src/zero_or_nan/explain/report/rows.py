@@ -1,8 +1,8 @@
-"""A batch with rows that are not finite: a line that leaves these rows out, of all tensors that have them.
+"""Writes a line that leaves out the rows of a batch that are not finite, in all tensors that have these rows.
 
 Only the user can say whether such a row may be left out. If it may, the loss of the other rows alone is right. The line
-stands where the variables have got their values. All calls after it run once more, with the other rows: the loss must
-be finite then, and its gradients, and no data may be left that still has all rows.
+comes after the variables get their values. All later calls run again, with the other rows only. The loss and its
+gradients must then be finite, and no data may still have all rows.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def without_rows(is_bad: Callable[[Tensor], bool], frame: FrameType | None, prog
     """What to write to leave out the rows that are not finite.
 
     Args:
-        is_bad: whether it is the NaN or infinity in question that a tensor holds.
-        frame: the user's frame. The variable that holds the rows is there, or in the frame of a caller.
-        program: all calls that are known.
+        is_bad: whether a tensor holds the NaN or infinity in question.
+        frame: the user's frame. The variable that holds the rows is in this frame, or in the frame of a caller.
+        program: all known calls.
         filename: the file in which the line must be.
     """
     while frame is not None:

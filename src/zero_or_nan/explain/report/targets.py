@@ -1,12 +1,12 @@
-"""A target with gaps: the loss of the elements that are known, in the user's line.
+"""Rewrites the user's line for a target with NaN, so that it computes the loss of the known elements.
 
-Only the user can say whether a NaN means *not measured*. But if it does, the loss of the known elements alone is right
-whatever the numbers are, if each element has its own loss. That is tried on ordinary numbers: leaving elements out may
-only scale the gradient of the others, as a mean does. A correlation, or a softmax over what was left out, fails there.
+Only the user can say whether a NaN means *not measured*. But if it does, and if each element has its own loss, the loss
+of the known elements alone is right for all numbers. Ordinary numbers test this: leaving out elements may only scale
+the gradient of the others, as a mean does. A correlation, or a softmax over the left-out elements, fails this test.
 
-If the program drops the NaN only after the comparison, its loss is right already. Then the new line must give the same.
-If later lines use the errors, they may count them, or ask which are NaN. So the line keeps the errors as they are, and
-keeps only the gradient of the NaN from the prediction.
+If the program drops the NaN only after the comparison, its loss is already right, so the new line must have the same
+loss. If later lines use the errors, they may count them, or ask which errors are NaN. So the line leaves the errors
+unchanged, and only keeps the gradient of the NaN away from the prediction.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def compares(name: str) -> bool:
 
 
 def without_gaps(chains: Sequence[Chain], is_dropped: bool = False) -> Advice:
-    """What to write if a target has NaN.
+    """The code to write if a target has NaN.
 
     Args:
-        chains: those of the call that compares the target with a prediction, and of the calls that used its result.
+        chains: those of the call that compares the target with a prediction, and of the calls that use its result.
         is_dropped: whether the program leaves the NaN out after the comparison, so that its loss is right.
     """
     numbers = [chain for chain in chains if outcome(chain.run()).value.numel() == 1]

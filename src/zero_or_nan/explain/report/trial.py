@@ -1,11 +1,11 @@
-"""Tries rewrites on the numbers of the call that failed. What gives a wrong number there, or none, is not printed.
+"""Tries rewrites on the numbers of the failed call. A rewrite with a wrong number, or none, is not printed.
 
-The chain of calls runs in float64, which has room for what was too large, too small or rounded in the program. Where
-that gives a number and a gradient, a rewrite must give the same ones. Where it gives none, the rewrite must say what it
-chooses. On ordinary numbers beside the reader's, the rewrite must agree with the program's own computation.
+The chain of calls runs in float64, which has room for numbers that were too large, too small or rounded in the program.
+If this run has a finite value and gradient, a rewrite must have the same. If not, the rewrite must say which number it
+chooses. On ordinary numbers, the rewrite must agree with the program's own computation.
 
-A rewrite fits if its pattern is that of a call and of those before it. Its code is the line of the failed call once
-more, with the rewrite in it.
+A rewrite fits if its pattern matches a call and the calls before it. The new code is the line of the failed call with
+the rewrite in it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from .wide_calls import with_a_wider_conversion, with_moved_arguments, with_wide
 from .widening import constant_lost, floor_under, larger_constant, widened
 
 MOST_ELEMENTS = 5_000_000
-"""The size of the operands from which on nothing is tried."""
+"""The largest size of the operands for which anything is tried."""
 
 AFTER = 4
-"""The number of calls after one of which each may be part of the same formula."""
+"""How many calls after a call may be part of the same formula."""
 
 _AFTER_WIDER = 9
-"""The same for a line in a wider dtype. A formula that is rewritten is short; in a wider dtype, it may be long."""
+"""The same number for a line in a wider dtype. A rewritten formula is short, but a widened formula may be long."""
 
 _SECONDS = 3.0
-"""How long remedies are tried before a terminal says so."""
+"""The seconds after which a terminal shows that remedies are being tried."""
 
 _ORDINARY = 2
 """How often ordinary numbers are drawn."""
@@ -65,11 +65,11 @@ class Tried(NamedTuple):
     Attributes:
         line, replaces: as in `Advice`.
         choice, value, gradient: as in `Measured`.
-        is_bound: whether it gives another number than exact arithmetic, because the dtype has no room for that.
-        beyond: what it gives and float64 does not, as a phrase; empty if float64 gives the same.
-        is_whole: whether it is the failed call that gives the value, and not one after it.
-        is_far: whether it gives 0 where the call gave an infinity.
-        is_coarse: whether the loss is not near the exact one, because a dtype of 16 bits rounds what it gives.
+        is_bound: whether its number differs from the exact number, because the dtype has no room for the exact number.
+        beyond: the number that it has but float64 does not, as a phrase; empty if float64 has the same number.
+        is_whole: whether the value is that of the failed call, and not of a later call.
+        is_far: whether its result is 0 where the call's result was an infinity.
+        is_coarse: whether the loss is not near the exact loss, because a 16-bit dtype rounds the result.
     """
 
     line: str
@@ -89,18 +89,18 @@ class Tried(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What running a call again has shown.
+    """The advice that comes from running a call again.
 
     Attributes:
-        remedy: the code to write, with what was measured as a comment; empty if nothing that was tried is right.
+        remedy: the code to write, with the measured numbers as a comment; empty if no rewrite that was tried is right.
         replaces: the line that the code replaces; None if it is only a part of a line, or if there is no code.
         until: the last line that the code replaces, if it replaces several.
-        exact: the exact value, and the number on the way that was lost; empty if exact arithmetic has no value either.
-        refused: the code that was tried, if none of it is right.
-        situation: what the calls say about advice that is not tried.
-        fits: whether the dtype has room for the exact number; None if exact arithmetic has no number.
+        exact: the exact value, and the intermediate number that was lost; empty if the exact value is no number.
+        refused: the code that was tried, if all of it is wrong.
+        situation: the situation, as in `remedies`, if the calls show it, for advice that is not tried.
+        fits: whether the dtype has room for the exact number; None if the exact result is not finite.
         tried: the rewrites in the remedy.
-        is_only: whether `ignoring`, which leaves the code as it is, would give another number.
+        is_only: whether `ignoring`, which does not change the code, would return another gradient.
     """
 
     remedy: str = ""
@@ -118,7 +118,7 @@ NOTHING_TRIED = Advice()
 
 
 def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice]) -> Advice:
-    """The advice on chains of calls, as far as these can run again."""
+    """The advice about chains of calls, if these calls can run again."""
     if not chains or sum(tensor.numel() for tensor in chains[0].call.tensors()) > MOST_ELEMENTS:
         return NOTHING_TRIED
     try:
@@ -132,7 +132,7 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
 
 @contextlib.contextmanager
 def told_if_long(place: Place) -> Iterator[None]:
-    """While entered for more than a few seconds, a terminal shows what is tried."""
+    """If the block takes more than a few seconds, a terminal shows for which line remedies are tried."""
     told = f"explain: trying remedies for line {place.line} of {os.path.basename(place.filename)}"
     timer = threading.Timer(_SECONDS, lambda: print(printable(told), file=sys.stderr, flush=True))
     timer.daemon = True
@@ -151,18 +151,18 @@ def advice_on(
     is_derivative: bool = False,
     asked: Collection[int | None] = (),
 ) -> Advice:
-    """Try rewrites of the calls with which a number was born, and run the call in exact arithmetic.
+    """Try rewrites of the calls in which a number was born, and run the failed call in exact arithmetic.
 
-    In this order: a rewrite, a limit, the same formula in a wider dtype, a larger eps if the dtype rounds it to 0, a
-    bound that keeps the numbers finite.
+    The remedies, in this order: a rewrite, a limit, the same formula in a wider dtype, a larger eps if the dtype rounds
+    the eps to 0, and a bound that keeps the numbers finite.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
-        module: the path of the module that made this call; empty if it is not known.
-        program: all calls that are known.
-        is_derivative: whether the call is in a derivative that the user wrote. Then there is nothing to choose: the
-            derivative is that of the forward function.
-        asked: the memory of the tensors by which a gradient was asked for: a rewrite must leave them in the graph.
+        module: the path of the module that made this call; empty if it is unknown.
+        program: all known calls.
+        is_derivative: whether the call is in a derivative that the user wrote. Then there is nothing to choose, because
+            the derivative must be that of the forward function.
+        asked: the memory of the tensors for which the user requested a gradient. A rewrite must keep them in the graph.
     """
     failed = chains[-1]
     if numerics_of(failed.call.name).is_open:
@@ -219,7 +219,7 @@ def advice_on(
 
 
 def advice_at_gap(chains: Sequence[Chain]) -> Advice:
-    """What to write if `where` leaves 0 / 0 out where the formula has a limit."""
+    """The advice for a `where` that leaves out 0 / 0 where the formula has a limit."""
     found = guarded(chains)
     return NOTHING_TRIED if found is None else Advice(found.remedy, found.replaces, is_only=found.has_slope)
 
@@ -258,7 +258,7 @@ def tried(
 ) -> Iterator[Tried]:
     """The rewrites of the last call of a chain that give the right numbers, and that replace the failed call.
 
-    The failed call is the last of the last chain. If it gives a number in exact arithmetic, there is nothing to choose.
+    The failed call is the last of the last chain. If its exact result is finite, there is nothing to choose.
     """
     for each in REWRITES.get(chain.call.name, ()):
         for match in matches(each.pattern, chain.call, chain, Match({}, ())):
@@ -474,7 +474,7 @@ def _agrees(after: Outcome, before: Outcome, exact: Outcome, chooses: bool) -> b
     """Whether what a rewrite gives is finite, and is what exact arithmetic gives, if that gives a number."""
     for now, was, right in zip(after.parts, before.parts, exact.parts, strict=True):
         known = torch.isfinite(right.to(was.dtype))
-        # Elsewhere there is no such number, or the dtype has none. The program had none either: a rewrite chooses one.
+        # Other elements have no such number, or it does not fit the dtype. The program had none, so a rewrite chooses.
         if not are_finite(now) or not chooses and not bool(known.all()):
             return False
         finite = right[torch.isfinite(right)]

@@ -1,9 +1,9 @@
-"""Singular vectors and eigenvectors of equal values: the vectors are not unique, and have no slope.
+"""Separates equal singular values or eigenvalues, whose vectors are not unique, and have no slope.
 
-But a loss may be the same for all of them, as `U @ Vh` is, or `U @ diag(S) @ Vh`. Then it has a gradient. A small
-difference makes the values differ, and in float64 the formula of PyTorch then gives the gradient of the loss, because
-the large slopes of the vectors cancel each other. If the loss does depend on the choice of the vectors, two small
-differences give two gradients, and there is nothing to write.
+But a loss may be the same for all such vectors, as `U @ Vh` is, or `U @ diag(S) @ Vh`. Then the loss has a gradient. If
+the matrix changes a little, the values differ. PyTorch's formula in float64 then computes the gradient of the loss,
+because the large slopes of the vectors cancel. If the loss does depend on the choice of the vectors, two small changes
+lead to two different gradients, so there is nothing to write.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .conversion import Calls, Line
 from .exact import Outcome, outcome, texts_of
 
 _SIZES = (1e-8, 1e-8, 1e-7)
-"""The size of each difference that is tried. They are random."""
+"""The sizes of the random differences that are tried."""
 
 _NEAR = 1e-4
-"""How far, relative to the largest, gradients may be apart that are the same."""
+"""The largest difference between gradients, relative to the largest number, that counts as none."""
 
 _WHY = """\
 # the vectors of equal values are not unique, but the loss is the same for all of them: in float64, three
@@ -33,11 +33,11 @@ _WHY = """\
 
 
 def with_other_values(chains: Sequence[Chain], calls: Calls) -> tuple[str, int] | None:
-    """A line with which the values differ, if the loss has a gradient, and its number.
+    """A line that makes the values differ, and its number, if the loss has a gradient.
 
     Args:
-        chains: the calls that used the vectors, the last one first, and at last the call that gave them.
-        calls: all calls that are known, each with the identity of its result.
+        chains: the calls that used the vectors, the last call first, and finally the call that computed them.
+        calls: all known calls, each with the identity of its result.
     """
     failed = chains[-1].call
     matrix = next((each for each in failed.tensors()), None)

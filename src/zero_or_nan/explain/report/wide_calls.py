@@ -1,11 +1,11 @@
-"""A call of the user's own function with arguments in a wider dtype, which may be moved a little.
+"""Writes a call of the user's own function with arguments in a wider dtype, perhaps moved a little.
 
-A number may be lost in one line, and be missed in another, and each may be in a function of its own. Then no line alone
-repairs the formula. The line that calls the outer function does, if it gives this function wider arguments. All calls
-run once more from the first one to the loss. The loss and its gradients must be those of a run in float64, and must not
-depend on how float64 rounds.
+A number may be lost in a line of one function, and be needed in a line of another. Then no change of a single line
+there repairs the formula, but the line that calls the outer function can pass wider arguments. All calls run again,
+from the first call to the loss. The loss and its gradients must be those of a run in float64, and must not depend on
+how float64 rounds.
 
-If float64 has no number either, but the loss and its gradients have a limit, an argument that is moved leads near it.
+If they are not finite in float64 either, but have a limit, then moving an argument leads near this limit.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from .limits import drawn
 from .widening import METHODS, VIEW
 
 _STEP = 1e-6
-"""How far an argument is moved."""
+"""The distance by which an argument is moved."""
 
 _MOST_ALONE = 6
-"""The number of arguments up to which each is moved alone."""
+"""The largest number of arguments for which each is also moved alone."""
 
 _NOISE = 1e-12
-"""How far, relative to it, each number on the way is moved to see whether float64 has enough digits."""
+"""The relative change of each intermediate number that tests whether float64 has enough digits."""
 
 
 def with_wider_arguments(failed: Chain, program: Program) -> tuple[str, int, int | None] | None:
-    """The lines that call a function with wider arguments, and the numbers of the first line and of the last one.
+    """The lines that call a function with wider arguments, and the numbers of the first and the last line.
 
-    The last number is None if there is only one line. The whole is None if no such lines are known to be right.
+    The last number is None if there is only one line. The result is None if no such lines are known to be right.
 
     Args:
         failed: the calls that led to a number that is not finite. The number may have been lost in any of them.
-        program: all calls that are known.
+        program: all known calls.
     """
     calls = program.calls
     ways = [way for call in _calls_around(failed) for way in _ways(call, calls, _Arguments.of(call, calls))]
@@ -63,11 +63,11 @@ def with_wider_arguments(failed: Chain, program: Program) -> tuple[str, int, int
 
 
 def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int | None] | None:
-    """The lines that call a function with an argument that is moved a little, in float64; as `with_wider_arguments`.
+    """The lines that call a function with a slightly moved argument, in float64. Returns as `with_wider_arguments`.
 
-    They are for a formula that gives no number, but whose loss and gradients have a limit there: a rotation as a
-    function of equal singular values. Moved to one side, they must be near the limit, and to the other side, too, or
-    there is no loss at all.
+    They are for a formula that is not finite, but whose loss and gradients have a limit: a rotation as a function of
+    equal singular values. With the argument moved to one side, the loss and gradients must be near the limit. With the
+    argument moved to the other side, they must be near it, too, or the loss must be NaN.
     """
     has_masks = any(each.dtype is torch.bool for _, call in program.calls for each in call.tensors())
     limits = None if has_masks else program.at_limits
@@ -123,7 +123,7 @@ def _calls_around(failed: Chain) -> list[OnlyCall]:
 
 
 def with_a_wider_conversion(failed: Call, program: Program) -> tuple[str, int, None] | None:
-    """The line of a conversion to float16 with one to float32, and its number; None if it is not known to be right."""
+    """The line of a conversion to float16, with float32 instead, and its number; None if that may be wrong."""
     expression = expression_at(failed.place, failed.name)
     if expression is None or not isinstance(expression.node, ast.Call):
         return None

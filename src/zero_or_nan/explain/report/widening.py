@@ -1,11 +1,11 @@
-"""A line of the user's that loses nothing: in a wider dtype, or with a larger number beside one that was lost.
+"""Rewrites the user's line so that no number is lost: in a wider dtype, or with a larger constant.
 
-A whole formula may be converted to a wider dtype at its first line, if its result fits the program's dtype. If a number
-does not fit float16, only the call that gave it runs in float32, and what follows takes float32 from there.
+If the result of a formula fits the program's dtype, the whole formula may run in a wider dtype from its first line on.
+If a number does not fit float16, only the call that computed it runs in float32, and later calls get float32.
 
-A small number keeps a divisor, or the argument of a logarithm, away from 0. float16 rounds an eps of 1e-8 to 0. If the
-line does not work in float32 either, because the slope of 1e8 does not fit the gradient, the smallest power of 10 that
-works is a choice.
+A small eps keeps a divisor, or the argument of a logarithm, away from 0, but float16 rounds an eps of 1e-8 to 0. If the
+line does not work in float32 either, because the slope of 1e8 does not fit the gradient, the new eps is a choice: the
+smallest power of 10 that works.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from .limits import is_steady
 def widened(
     chains: Sequence[Chain], formula: int, module: str, calls: Calls, lost: Lost | None
 ) -> tuple[str, int, int | None] | None:
-    """A line, or a function from a line on, in a wider dtype, with what it gives.
+    """A line, or a function from a line on, in a wider dtype, with its result on the user's numbers.
 
     Returns:
-        The code, the number of the line, and that of the last line if the code replaces several. None if that does not
-        give the exact numbers.
+        The code, the number of the line, and that of the last line if the code replaces several. None if the new code
+        does not give the exact numbers.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
-        formula: the number of chains, from the end, that may be one formula.
-        module: the path of the module that made this call; empty if it is not known.
-        calls: all calls that are known, each with the identity of its result.
-        lost: the number on the way that was lost: the line that made it is tried, too.
+        formula: how many chains, counted from the end, may be one formula.
+        module: the path of the module that made this call; empty if it is unknown.
+        calls: all known calls, each with the identity of its result.
+        lost: the intermediate number that was lost. The line that made it is tried, too.
     """
     failed = chains[-1].call
     has_half = any(tensor.dtype is torch.float16 for tensor in failed.tensors())
@@ -224,7 +224,7 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
 VIEW = re.compile(
     r"\w+(\.m?[TH]\b|\.(t|transpose|permute|flatten|squeeze|unsqueeze|view|reshape|expand)\([-\w, ]*\)|\[[^][]*\])*"
 )
-"""A name, or a view of it that has the same dtype."""
+"""Matches a name, or a view of it with the same dtype."""
 
 METHODS = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}
 
@@ -265,7 +265,7 @@ def _in_float32(
 
 
 _NEAR = 2e-2
-"""How far, relative to the largest, a number may be from the exact one if some of the calls are in float16."""
+"""The largest error, relative to the largest number, if some of the calls are in float16."""
 
 
 def _is_near(now: Tensor, right: Tensor, near: float = _NEAR) -> bool:
@@ -293,11 +293,11 @@ def _line_in_float32(call: Call, path: str) -> str | None:
 # A larger number beside one that was lost.
 
 _FLOORS = {torch.float64: 1e-12, torch.float32: 1e-6}
-"""What is added to a positive number that underflowed. Smaller dtypes get 1e-3."""
+"""The floor that is added to a positive number that underflowed. Smaller dtypes get 1e-3."""
 
 
 def floor_under(lost: Lost, chain: Chain) -> str:
-    """The line that lost a positive number, with a floor under it; empty if that does not help, or can't be written."""
+    """The line that lost a positive number, plus a small floor; empty if this does not help, or can't be written."""
     if lost.key is None or lost.fits:
         return ""
     result, call = chain.made[lost.key]
@@ -311,7 +311,7 @@ def floor_under(lost: Lost, chain: Chain) -> str:
 
 
 def constant_lost(lost: Lost | None, chain: Chain) -> float | None:
-    """The number whose rounding to 0 lost a number, if it is an operand of the call that lost it."""
+    """The constant that the dtype rounded to 0, if it is an operand of the call that lost a number."""
     if lost is None or lost.key is None:
         return None
     result, call = chain.made[lost.key]
@@ -320,7 +320,7 @@ def constant_lost(lost: Lost | None, chain: Chain) -> float | None:
 
 
 def larger_constant(constant: float, lost: Lost, chain: Chain) -> tuple[str, int, int | None] | None:
-    """The line with the smallest power of 10 that works, what it gives, and its number; None if none does."""
+    """The line with the smallest power of 10 that works, with its result, and the line's number; None if none works."""
     assert lost.key is not None
     result, call = chain.made[lost.key]
     before = outcome(chain.run())

@@ -1,1 +1,1 @@
-"""Training steps that are explained when they fail, by a decorator or by a trainer's callback."""
+"""Explains a training step when it fails: a decorator for your own step, and the base of a trainer's callback."""

@@ -1,6 +1,6 @@
-"""A copy of what a training step changes, made before it changes: then the step can run a second time.
+"""A copy of everything that a training step changes, made before the step, so that the step can run a second time.
 
-`explain.probe` runs a loss many times, and puts back the same.
+`explain.probe` runs a loss many times, and uses the same copy to restore the state after each run.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ class Before:
             self.grads[at] = leaf, grad, None if grad is None else grad.detach().clone()
 
     def note_grad(self, leaf: Tensor) -> None:
-        """Keep which tensor is the `.grad` of a leaf, to which no pass adds."""
+        """Remember which tensor is the `.grad` of a leaf. No pass adds to this tensor."""
         self.grads.setdefault(id(leaf), (leaf, leaf.grad, None))
 
     def note_module(self, module: nn.Module) -> None:
-        """Keep what a module itself has: its attributes, its modes, its buffers, and the `.grad` of its parameters."""
+        """Keep a module's own state: its attributes, its modes, its buffers, and the `.grad` of its parameters."""
         self.dicts += [(mapping, dict(mapping)) for mapping in (vars(module), module._buffers)]
         self.buffers += [(each, each.detach().clone()) for each in module.buffers(recurse=False)]
         for parameter in module.parameters():
             self.note_grad(parameter)
 
     def note_values(self, leaves: dict[int, Tensor]) -> None:
-        """Keep the values of leaves that the step changes itself."""
+        """Keep the values of leaves that the step changes by its own code."""
         self.values |= {at: (leaf, leaf.detach().clone()) for at, leaf in leaves.items()}
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
-        """Keep the parameters and the state of an optimizer, before a step that may turn out to be too early."""
+        """Keep the parameters and the state of an optimizer, before a step that may run before the failure is seen."""
         if optimizer not in self.optimizers:
             values = [(p, p.detach().clone()) for p in parameters_of(optimizer)]
             self.optimizers[optimizer] = values, {p: on_copies(optimizer.state[p]) for p in list(optimizer.state)}

@@ -1,4 +1,4 @@
-"""A training step that is explained when it fails. Until then it costs one check of the loss and the gradients."""
+"""Explains a training step when it fails. Until then, a step costs one check of the loss and the gradients."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def on_failure(step: None = None, *, model: nn.Module | None = None) -> Callable
 def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     """Decorate a training step: the first step whose result or gradient is not finite runs again inside `explain`.
 
-    As long as all is finite, a step costs one check of its return value and of each gradient before an optimizer uses
-    it. If the check finds a NaN or an infinity, the step stops there, and its parameters have not changed. The step
-    then runs again inside `explain`, with the same random numbers and the same `.grad` as before. The error that is
-    raised contains the report.
+    As long as everything is finite, a step costs one check of its return value and of each gradient before an optimizer
+    uses it. If the check finds a NaN or an infinity, the step stops there, and its parameters have not changed. The
+    step then runs again inside `explain`, with the same random numbers and the same `.grad` as before. The error that
+    is raised contains the report.
 
-    If the loss is not finite and all gradients are, a copy of parameters and states is kept until the step ends. Such a
+    If the loss is not finite but all gradients are, a copy of parameters and states is kept until the step ends. Such a
     step fails only if it returns the loss.
 
     If the report has a line to paste, the step runs once more with this line, up to the first step of an optimizer. The
-    report says what the loss is then, or which origin is left.
+    report says what the loss was in this run, or which origin remains.
 
     If a step has several optimizers, one may change its parameters before another one fails. The first call learns
     which optimizers do this. From the second call on, a copy of their parameters and states is kept until the step
@@ -83,17 +83,17 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     In code that `torch.compile` compiles, a decorated step runs uncompiled. Decorate what is compiled instead:
     `on_failure(torch.compile(step))`.
 
-    A step that changes its parameters by its own code, without an optimizer, changes them before the check. From the
-    second call on, a copy of these parameters is kept until the step ends.
+    If a step changes its parameters by its own code, without an optimizer, it changes them before the check. So from
+    the second call on, a copy of these parameters is kept until the step ends.
 
-    If there are several processes, decorate the step on each. A gradient that `DistributedDataParallel` has averaged is
-    not finite on all of them, so all run the step again, and all raise. If a step fails on one process only, its second
-    run may wait for the others: this can happen if a loss is not finite and all gradients are, or if each process keeps
-    a part of the gradients.
+    If there are several processes, decorate the step on each process. If one gradient is not finite, the average by
+    `DistributedDataParallel` is not finite on any process, so all run the step again, and all raise. If a step fails on
+    one process only, its second run may wait for the others. This can happen if the loss is not finite but all
+    gradients are, or if each process keeps a part of the gradients.
 
     If the loss and the parameters grew over the steps before the failure, the report begins with these numbers, and
-    says that the training diverged. For this, the loss of each step is read once the gradients are checked. The
-    parameters are looked at before the first step, and while the loss is far above the first loss.
+    says that the training run diverged. For this, each step reads the loss after the gradients are checked. It checks
+    the parameters before the first step, and while the loss is far above the first loss.
 
     Args:
         step: a function that runs forward and backward, and may call an optimizer. Its return value is checked.
@@ -105,7 +105,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
             `torch.amp.GradScaler` scaled is not checked, because the scaler itself skips such a step. When the error is
             raised, random numbers, the buffers of `model`, and the dicts among the arguments are as they were before
             the step, and `.grad` is as it was before the first backward pass of the step.
-        TypeError: at the decoration, if the step is a generator or a coroutine, which runs only after it has returned.
+        TypeError: at the decoration, if the step is a generator or a coroutine, because it runs only after it returns.
 
     Example:
         >>> import torch
@@ -185,9 +185,9 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
 
 
 def run_with_remedy(report: Report, step: Callable[[], Any], before: Before, habits: _Habits) -> None:
-    """Run a step once more with the remedy of its first origin in it, and write down what it gives.
+    """Run a step once more, with the remedy of its first origin pasted in, and write the outcome into the report.
 
-    It ends before an optimizer changes anything. If the line is in no function, the step can't run with another one.
+    This run ends before an optimizer changes anything. If the line is in no function, the remedy can't be pasted in.
     """
     origin = report.origins[0] if report.origins else None
     if origin is None or origin.replaces is None:

@@ -1,7 +1,7 @@
-"""A method of one object that is explained when it fails: what the callbacks put into a trainer.
+"""Explains a method of one object when it fails. The callbacks put such a method into a trainer.
 
-A trainer runs the loop, so there is no step of the user's to decorate. Its classes stay as they are: the method is
-replaced on the one object that trains. So a subclass's own method is replaced too, and other trainers are left alone.
+A trainer runs the loop, so the user has no step to decorate. The trainer's classes stay unchanged, because only the
+object that trains gets the new method. So this also works for a subclass's own method.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from .before import Before
 from .failure import on_failure
 
 _OWN = frozenset(vars(nn.Module()))
-"""What each module has. The search itself puts it back."""
+"""The attributes that every module has. The search itself restores them."""
 
 
 class ExplainedMethod:
-    """Replaces a method of an object by the same method, decorated with `on_failure`, until it is put back.
+    """Replaces a method of an object with the same method, decorated with `on_failure`, until `put_back` restores it.
 
     Args:
         owner: the object.
         name: the name of a method that runs forward and backward.
         model: the model that is trained.
-        search: `explain.probe`, if the first call searches the loss of its batch and prints the report.
+        search: `explain.probe`, if the first call has to search the loss of its batch and print the report.
     """
 
     def __init__(self, owner: Any, name: str, model: nn.Module, search: Callable[..., Any] | None) -> None:
         put_back(owner, name)  # an exception elsewhere may have ended the training before
         self.owner, self.name = owner, name
         self.model: Any = model
-        # Each search runs the model as often as it likes, so models that synchronize would wait for each other.
+        # Each process may run the model a different number of times, so models that synchronize would hang.
         is_alone = not in_several_processes() or distributed.get_world_size() == 1
         self.search = search if is_alone else None
         self.is_own = name in vars(owner)
@@ -47,11 +47,11 @@ class ExplainedMethod:
         setattr(owner, name, self)
 
     def keep(self) -> Any:
-        """Keep what the owner counts, before a step."""
+        """Keep the owner's counters, before a step."""
         return vars(self.owner).copy()
 
     def restore(self, counts: Any) -> None:
-        """Restore what the owner counted before a step, for the second run and after it."""
+        """Restore the owner's counters from before a step, for the second run and after it."""
         vars(self.owner).update(counts)
 
     def loss_of(self, result: Any) -> Any:
@@ -59,7 +59,7 @@ class ExplainedMethod:
         return result
 
     def notes(self, loss: Any) -> Iterator[str]:
-        """What the report says about the training, after a step with this loss has failed."""
+        """Notes for the report about the training run, after a step with this loss has failed."""
         raise NotImplementedError
 
     def loss_fn(self, *args: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -68,9 +68,9 @@ class ExplainedMethod:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """While entered, what a loss notes in lists and dicts of the owner and the model goes to copies.
+        """While entered, everything that a loss writes into lists and dicts of the owner and the model goes to copies.
 
-        The random numbers go on as before, also if the trainer draws some as it prepares the batch.
+        Afterwards, the random numbers continue unchanged, even if the trainer draws some while it prepares the batch.
         """
         before = Before(None, ())
         kept = [(vars(thing), vars(thing).copy()) for thing in (self.owner, self.model)]
@@ -114,7 +114,7 @@ class ExplainedMethod:
 
 
 def put_back(owner: Any, name: str) -> None:
-    """Give an object its own method back, if it has an explained one."""
+    """Restore the object's own method, if it was replaced by an explained method."""
     explained = vars(owner).get(name)
     if isinstance(explained, ExplainedMethod):
         delattr(owner, name)

@@ -1,1 +1,1 @@
-"""The watch over a block of code: each function of PyTorch in forward, and each node of the graph in backward."""
+"""Watches a block of code: each function of PyTorch in forward, and each node of the graph in backward."""

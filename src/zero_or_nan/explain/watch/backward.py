@@ -1,7 +1,7 @@
-"""A backward pass, watched: the gradients that each node passes on are checked, and NaN is followed to where it goes.
+"""Watches a backward pass: checks the gradients that each node passes on, and follows each NaN to its targets.
 
-If the graph holds a number that could contaminate a gradient, `ignoring` runs the pass once before. This shadow changes
-no `.grad`. It says which elements the loss ignored, and whether the gradient exists.
+If the graph holds a number that could contaminate a gradient, `ignoring` first runs the same pass. This shadow changes
+no `.grad`. It shows which elements the loss ignored, and whether the gradient exists.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ from .shadow import Sandbox, shadow_of
 
 
 class Request(NamedTuple):
-    """The question to PyTorch's engine: what is differentiated, with which vectors, and with respect to which inputs.
+    """A request to PyTorch's engine: what to differentiate, with which vectors, and with respect to which inputs.
 
-    Without inputs, it is with respect to all leaves. If it accumulates, the gradients go into `.grad`. If it keeps the
-    graph, another pass may go through it. `place` is the user's line.
+    Without inputs, the pass is with respect to all leaves. If it `accumulates`, the gradients go into `.grad`. If it
+    `keeps_graph`, another pass may follow. `place` is the user's line.
     """
 
     roots: Sequence[Any]
@@ -76,15 +76,15 @@ class Request(NamedTuple):
 
 
 class Backward:
-    """One run of PyTorch's engine. In a reentrant checkpoint, it is a part of an outer run.
+    """A run of PyTorch's engine. In a reentrant checkpoint, it is a part of an outer run.
 
     Attributes:
-        events: what happened, in passes inside of this one too.
+        events: the events of this pass, and of the passes inside it.
         shadow: the outcome of the same pass run by `ignoring`, if it was needed and could be run.
-        arrived: by edge, the provenance of the gradient there that is not finite.
+        arrived: by edge, the provenance of the gradient that arrives there, if it is not finite.
         carried: by node, the elements of its outputs that were not finite in the forward pass.
-        holders: by edge of each leaf whose `.grad` this pass adds to, whether `.grad` is one more finite number in the
-            sum that arrives there.
+        holders: by edge of each leaf to whose `.grad` this pass adds, whether `.grad` is one more finite number in the
+            sum.
         callers: the calls that the nodes come from.
         births: the births at the nodes.
     """
@@ -114,7 +114,7 @@ class Backward:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """While entered, the hooks of this run, and of those that it is a part of, do nothing."""
+        """While entered, the hooks of this run, and of the runs around it, do nothing."""
         before, self._is_aside = self._is_aside, True
         try:
             with nullcontext() if self.outer is None else self.outer.aside():
@@ -125,7 +125,7 @@ class Backward:
     # Before the engine runs.
 
     def begin(self) -> None:
-        """Look at what goes in, cast the shadow, and put a hook on each node."""
+        """Check the inputs of the pass, run its shadow if necessary, and put a hook on each node."""
         self._check_roots()
         self._check_vectors()
         if self.request.accumulates:
@@ -180,7 +180,7 @@ class Backward:
         }
         if not grads:
             return
-        # Other processes, and hooks of the leaf, may change a gradient before PyTorch adds it to `.grad`.
+        # Other processes, and the leaf's hooks, may change a gradient before PyTorch adds it to `.grad`.
         alone = not in_several_processes()
         self.holders.update({edge: alone and not holders[edge]._backward_hooks for edge in grads})
         if are_finite_at_once(grads.values()):
@@ -383,7 +383,7 @@ class Backward:
     # After the engine has run.
 
     def let_go(self) -> None:
-        """Take the hooks off the nodes."""
+        """Remove the hooks from the nodes."""
         self.findings.in_compiled = False
         self.findings.births.stop(self.births.inside)
         for handle in self._handles:
@@ -394,7 +394,7 @@ class Backward:
         """Find out which gradients were reached.
 
         Returns:
-            Whether a gradient is not finite although nothing in this process made it so, as far as is known.
+            Whether a gradient is not finite although, as far as is known, nothing in this process made it so.
         """
         is_from_elsewhere = False
         for target, edge, gradient in self._targets(results):
@@ -416,7 +416,7 @@ class Backward:
         return is_from_elsewhere
 
     def diagnosed(self, known: Mapping[Birth, Verdict]) -> list[Diagnosis]:
-        """What reached the loss or a gradient, and what is behind it. The verdicts of earlier passes are known."""
+        """The births that reached the loss or a gradient, and hidden births. `known` has verdicts of earlier passes."""
         found = diagnose(self.events, self.shadow, known, self.callers.senders)
         found = with_hidden(found, self.events, self.shadow, self.births.hidden)
         return [each._replace(begun=self.request.place) for each in found]

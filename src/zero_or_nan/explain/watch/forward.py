@@ -1,7 +1,7 @@
-"""The forward pass, watched: each public function of PyTorch that the user's code calls is checked as it returns.
+"""Watches the forward pass: checks the result of each public function of PyTorch that the user's code calls.
 
-One sum says whether a result is finite. If it is not, the NaN and infinities in it come from the call itself, from its
-operands, or from an infinity that was to leave an element out.
+One sum shows whether a result is finite. If it is not, its NaN and infinities come from the call itself, from the
+operands, or from an infinity that has to leave out an element.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ TRANSFORM = "torch.func"
 
 
 class Result(NamedTuple):
-    """A result of a call that is not finite: its position, the tensor, its numbers, and which of them are not."""
+    """A result of a call that is not finite: its position, the tensor, its numbers, and where they are not finite."""
 
     at: int
     tensor: Tensor
@@ -86,8 +86,8 @@ class Operands(NamedTuple):
     Attributes:
         values: their numbers.
         came: where they are not finite.
-        provenances: those of the operands, and of what a function in place overwrites.
-        entering: those of operands that have no node: the graph gets to know their births at this call.
+        provenances: those of the operands, and of the tensor that an in-place function overwrites.
+        entering: the provenances of operands without a node. Their births enter the graph at this call.
     """
 
     values: list[Tensor]
@@ -96,7 +96,7 @@ class Operands(NamedTuple):
     entering: list[Provenance]
 
     def without(self, births: Sequence[Birth]) -> Operands:
-        """The operands as if some births were none."""
+        """The operands as if some births had not happened."""
         kept = ([without(each, births) for each in found] for found in (self.provenances, self.entering))
         return Operands(self.values, self.came, *kept)
 
@@ -123,10 +123,10 @@ class _Split(NamedTuple):
 
 
 class Forward(OnStack):
-    """While entered, watches what is called in this thread.
+    """While entered, watches the functions that this thread calls.
 
     Attributes:
-        is_aside: whether a compiled region runs, which nobody watches from inside.
+        is_aside: whether a compiled region runs, which can't be watched from inside.
         in_transform: whether a transform of `torch.func` runs, whose tensors can't be read.
     """
 
@@ -140,7 +140,7 @@ class Forward(OnStack):
         self.is_aside = self.in_transform = False
 
     def begin_compiled(self) -> None:
-        """Leave while the compiler works, or its code runs: the compiler must see the user's code alone."""
+        """Leave while the compiler works or its code runs, because the compiler must see only the user's code."""
         if self.is_on_top():
             self.findings.compiled_at = self.places.here()
             self.leave()
@@ -184,7 +184,7 @@ class Forward(OnStack):
         return result
 
     def before(self, plan: Plan, args: Any) -> Tensor | None:
-        """A copy of what a function is about to overwrite, if it may be asked for and cannot be worked out later."""
+        """A copy of the tensor that a function will overwrite, if it may be needed and can't be recovered later."""
         if not args or is_recoverable(plan, args) or not torch.is_grad_enabled() and plan.numerics.updates:
             return None
         target = numbers_of(args[0])
@@ -199,7 +199,7 @@ class Forward(OnStack):
         return copy
 
     def after(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
-        """Check what a function returned."""
+        """Check the result of a function."""
         recording = torch.is_grad_enabled()
         try:
             if recording:  # within, because Ctrl-C may come between any two lines
@@ -244,7 +244,7 @@ class Forward(OnStack):
 
     @not_compiled
     def applied(self, kind: type, args: Any, result: Any, inside: list[Birth]) -> None:
-        """Check what the user's `autograd.Function` returned. Births inside of it count as its own."""
+        """Check the result of the user's `autograd.Function`. Births inside the function count as its own."""
         if not self.scope.is_here() or not self.is_on() or is_captured():
             return
         with self.mistakes.noted(kind.__name__), unseen(), torch.no_grad():
@@ -317,7 +317,7 @@ class Forward(OnStack):
             self._keep_buffers(buffers, joined(operands.provenances) if operands.provenances else provenance)
 
     def came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Birth:
-        """The birth of a tensor that is not finite, and that no function in the block has made."""
+        """The birth of a NaN or infinity in a tensor that no function in the block has made."""
         known, node = self.findings.births.known, node_of(tensor)
         place = self.findings.place_of_region(node)
         if not is_region(node) or place is None:
@@ -333,7 +333,7 @@ class Forward(OnStack):
         return birth
 
     def out_of_transform(self, tensors: Sequence[Tensor], place: Place) -> None:
-        """Keep results of a transform of `torch.func` that are not finite, of which nothing else is known."""
+        """Keep results of a transform of `torch.func` that are not finite, and about which nothing else is known."""
         for tensor in tensors:
             birth = self._out_of(TRANSFORM, tensor, tensor.detach(), Call(None, TRANSFORM, place))
             self.findings.keep_result(tensor, Provenance({birth: ()}))

@@ -1,16 +1,16 @@
-"""A compiled region, seen from inside: its graph runs once more, uncompiled, on copies, and each function is watched.
+"""Looks inside a compiled region: runs its graph again, uncompiled and on copies, and watches each function.
 
-Nothing can watch compiled code, and the user's own code must not run twice, because it may print and count. But the
-graph that Dynamo made of a region has only its calls of PyTorch's functions, each with its line. AOTAutograd keeps the
-graph, also of a region that was compiled long before the watch. All results stay those of the compiled code. The second
-run only says where they come from, and it happens only if they are not finite.
+Nothing can watch compiled code, and the user's own code must not run twice, because it may print or count. But Dynamo's
+graph of a region has only the calls of PyTorch's functions, each with its line. AOTAutograd keeps this graph, even if
+the region was compiled long before the watch. All results stay those of the compiled code. The second run only shows
+where they come from, and it happens only if they are not finite.
 
-The second run uses other kernels than the compiled code, and may draw other random numbers. So what it finds counts
-only if the same results are not finite in both.
+The second run uses other kernels than the compiled code, and may draw other random numbers. So its findings count only
+if the same results are not finite in both runs.
 
-Rejected: to run the user's function again, uncompiled (side effects happen twice); to let all compiled code run
-uncompiled during a watch (the bits change); to follow the graph of AOTAutograd (a backend such as inductor keeps its
-backward part only, and not always the lines).
+Rejected alternatives: running the user's function again, uncompiled (side effects happen twice); running all code
+uncompiled during a watch (the bits change); following the graph of AOTAutograd (a backend such as inductor keeps only
+its backward part, and not always the lines).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NOT_REPEATED = (
 _LINE = re.compile(r'File "(.+)", line (\d+), in (.+)')
 _NAME = re.compile(r"[^.\[\]'\"]+")
 _AS_THEY_ARE = ("non_alias", "unsafe_view_alias", "custom_function_view")
-"""The kinds of results whose cotangents arrive at the region. Others are views, made outside of it."""
+"""The kinds of results whose cotangents arrive at the region. All others are views, made outside the region."""
 
 
 @dataclass(eq=False)
@@ -69,17 +69,17 @@ class Region:
     """One call of a compiled region.
 
     Attributes:
-        graph: Dynamo's graph of it.
-        inputs: its arguments. Tensors are detached, but share their numbers with those of the user.
-        named: the tensors of the user, as long as they exist.
-        edges: for each argument, where its gradient arrives; None if it has no gradient.
+        graph: Dynamo's graph of the region.
+        inputs: its arguments. Tensors are detached, but share their memory with the user's tensors.
+        named: weak references to the user's tensors.
+        edges: for each argument, the edge at which its gradient arrives; None if it has no gradient.
         place: the call of the outermost compiled function.
-        roots: the modules among the variables of the function that was compiled. The graph's paths begin with them.
+        roots: the modules among the variables of the compiled function. The paths in the graph begin with them.
         around: the modules whose calls led to the region, the outermost first.
-        versions: those of the arguments before the call, by which one sees whether they were written into since.
+        versions: the versions of the arguments before the call. They show whether code has written into them since.
         drawn: the state of the random numbers before the call.
-        casts: the types to which autocast casts, by the type of the device; None where it is off.
-        again: the second run; None before it, and if it failed.
+        casts: the dtype to which autocast casts, by type of device; None if autocast is off.
+        again: the second run; None before it, or if it failed.
     """
 
     graph: GraphModule
@@ -107,7 +107,7 @@ class Region:
         return self.around[-1] if self.around else None
 
     def place_of(self, node: Node) -> Place:
-        """The user's line that calls a function of the graph; that of the region, if all others are PyTorch's."""
+        """The user's line that calls a function of the graph; the region's line, if all other lines are in PyTorch."""
         module = self.module_of(node)
         for filename, line, function in reversed(_LINE.findall(node.meta.get("stack_trace") or "")):
             if not is_inside(filename):
@@ -121,9 +121,9 @@ class SecondRun(NamedTuple):
     Attributes:
         inputs: copies of the region's arguments that have a gradient.
         edges: by edge of such a copy, the edge of the argument.
-        outputs: what the graph gave for them.
-        births: what was born in it.
-        drew: whether it drew random numbers.
+        outputs: the results of the graph for these copies.
+        births: the births in this run.
+        drew: whether the run drew random numbers.
     """
 
     inputs: list[Tensor]
@@ -139,8 +139,8 @@ class Regions:
 
     Attributes:
         note: writes a note into the report.
-        is_blind: whether a region ran whose graph a backend runs as it is. Its nodes look like those of any code.
-        watched: a context in which functions are watched, and which hides them from the user's own modes.
+        is_blind: whether a backend ran a region's graph unchanged, so that its nodes look like those of other code.
+        watched: a context in which functions are watched, and hidden from the user's own modes.
         running: the region that runs now, with the frame of Dynamo's function that called it.
     """
 
@@ -154,7 +154,7 @@ class Regions:
     # While the region runs.
 
     def enter(self, frame: FrameType) -> None:
-        """Compiled code begins. The frame is of the function of Dynamo that calls it."""
+        """Compiled code begins. The frame belongs to Dynamo's function that calls it."""
         if self.running is not None and self.running[0] is frame:
             return
         compiled, given = frame.f_locals.get("fn"), frame.f_locals.get("args")
@@ -165,12 +165,12 @@ class Regions:
                 self.running = frame, self._region(graph, given, frame.f_back)
 
     def leave(self, frame: FrameType | None = None) -> None:
-        """Compiled code ends: that of the frame, or all of it."""
+        """Compiled code ends: the code of the frame, or without a frame, all compiled code."""
         if self.running is not None and frame in (None, self.running[0]):
             self.running = None
 
     def saves(self, node: Any) -> None:
-        """A node saves its tensors. If compiled code runs, the node is the region's."""
+        """A node saves its tensors. If compiled code is running, the node belongs to its region."""
         if self.running is not None and region_of(node) is None:
             node.metadata[REGION] = self.running[1]
 
@@ -193,7 +193,7 @@ class Regions:
     # Afterwards.
 
     def made(self, tensor: Tensor) -> Provenance | None:
-        """Where the elements of a result of a region that are not finite come from; None if that is not known."""
+        """The provenance of the NaN and infinities in a result of a region; None if it is unknown."""
         node = node_of(tensor)
         at = node
         while at is not None and region_of(at) is None and CALLED not in at.metadata and len(at.next_functions) == 1:
@@ -229,7 +229,7 @@ class Regions:
         return None
 
     def differs(self, node: Any) -> None:
-        """Note that the second run was finite where the compiled code was not."""
+        """Note that a result was finite in the second run, but not in the compiled code."""
         region = region_of(node)
         is_the_same = not region.again.drew and region.versions == [_version(value) for value in region.inputs]
         self.note(ALONE if is_the_same else NOT_REPEATED)
@@ -353,7 +353,7 @@ class _Run(Interpreter):
 def graph_of(compiled: Any) -> GraphModule | None:
     """Dynamo's graph behind a function that a backend compiled; None if AOTAutograd does not keep it.
 
-    The function has some methods of the graph's module, "just for convenience".
+    The graph is found through methods of the graph's module that the function has "just for convenience".
     """
     graph = getattr(getattr(compiled, "named_parameters", None), "__self__", None)
     is_pure = isinstance(graph, GraphModule) and next(graph.parameters(), None) is None
@@ -366,7 +366,7 @@ def _version(value: Any) -> int:
 
 
 def outputs_of(node: Any) -> dict[int, int]:
-    """By number of a cotangent of a region's node, the number of the graph's result that it arrives for."""
+    """By number of a cotangent of a region's node, the number of the graph's result to which it belongs."""
     metadata = forward_class(node).metadata
     start = len(metadata.mutated_inp_runtime_indices)
     kinds = [each.output_type.name for each in metadata.output_info]

@@ -1,9 +1,9 @@
 """The shadow of a backward pass: the same pass, run by `ignoring` beforehand, in a sandbox.
 
-It says what the loss ignores, and whether gradients exist. The sandbox hides it from the user's program. The user's
-hooks do not run in it. What it writes into buffers and into the `.grad` of tensors inside of the graph is put back:
-code that a checkpoint runs again counts batches, and keeps averages. So is what it takes out of the cache of a
-selective checkpoint. If a checkpoint enters anything else for its second run, the extra pass ends there.
+The shadow shows what the loss ignores, and whether gradients exist. The sandbox hides the shadow from the user's
+program. The user's hooks do not run in it. Code that a checkpoint runs again may count batches or keep averages, so the
+sandbox restores buffers, and the `.grad` of tensors inside the graph. It also restores the cache of a selective
+checkpoint. If a checkpoint enters any other context for its second run, the extra pass ends there.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from ..program.rerun import extra, is_extra, without_side_effects
 from ..program.tensors import are_finite, in_several_processes, numbers_of, tensors_in, unseen
 
 function_modes = _get_current_function_mode_stack
-"""The modes for functions that are on in this thread, the uppermost last."""
+"""The modes for functions that are on in this thread. The top of the stack comes last."""
 
 functions_seen = torch._C._EnableTorchFunction
-"""A context in which the modes for functions see what is called, also inside of `unseen`."""
+"""A context in which the modes for functions see calls, even inside `unseen`."""
 
 
 class OnStack(TorchFunctionMode):
@@ -65,9 +65,9 @@ class OnStack(TorchFunctionMode):
         return function_modes()[-1:] == [self]
 
     def leave(self) -> None:
-        """Leave from any position in the stack: blocks in generators end in any order, and in any thread.
+        """Leave from any position in the stack, because blocks in generators end in any order, and in any thread.
 
-        After Ctrl-C this mode may be there twice: PyTorch puts it back after each call.
+        After Ctrl-C, this mode may be in the stack twice, because PyTorch puts it back after each call.
         """
         above = []
         while self.is_on():
@@ -79,7 +79,7 @@ class OnStack(TorchFunctionMode):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """While entered, this mode is not there, if it is on top of the stack."""
+        """While entered, this mode is off the stack, if it was on top."""
         is_top = self.is_on_top()
         if is_top:
             _pop_mode()
@@ -91,7 +91,7 @@ class OnStack(TorchFunctionMode):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While entered, this is the only mode: what runs a second time must not be seen by those of the user."""
+        """While entered, this is the only mode, because the user's modes must not see code that runs a second time."""
         others = [_pop_mode() for _ in function_modes()]
         try:
             with functions_seen(), self:
@@ -112,13 +112,13 @@ def shadow_of(
 ) -> Shadow | None:
     """The outcome of a pass of `ignoring` over a graph; None if it could not be run.
 
-    `.grad`, random numbers and the graph stay as they are.
+    `.grad`, random numbers and the graph stay unchanged.
 
     Args:
-        roots, vectors, inputs: those of the pass.
-        keep: the edges whose masks are asked for.
-        unsafe: the nodes out of which ignored elements may come as other numbers than 0.
-        undoing: that of the sandbox in which the pass runs.
+        roots, vectors, inputs: as in the pass itself.
+        keep: the edges whose masks are requested.
+        unsafe: the nodes from which ignored elements may come out with other values than 0.
+        undoing: the `Undoing` of the sandbox in which the pass runs.
     """
     if any(map(_may_run_only_once, graph)):
         return None
@@ -195,8 +195,8 @@ class Sandbox:
         """While entered, passes are extra passes.
 
         Args:
-            recomputes: whether a checkpoint may run code again. If so, each function that is called is watched, also
-                those that `ignoring` calls, which takes as long as `ignoring` itself.
+            recomputes: whether a checkpoint may run code again. If so, every function call is watched, including those
+                of `ignoring`, which takes as long as `ignoring` itself.
         """
         outer = self._undoing
         retaining = [tensor for tensor in (known() for known in self._retaining.values()) if tensor is not None]
@@ -234,13 +234,13 @@ class Sandbox:
         return (tensor, *map(self.silenced, hooks)), {name: self.silenced(hook) for name, hook in kwargs.items()}
 
     def retains(self, tensor: Tensor) -> None:
-        """Note that a tensor inside of a graph keeps its gradient."""
+        """Note that a tensor inside a graph keeps its gradient."""
         at = id(tensor)
         self._retaining[at] = weakref.ref(tensor, lambda _: self._retaining.pop(at, None))
 
     @not_compiled
     def silenced(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """A hook of the user's that does not run in an extra pass. Hooks of this package always run."""
+        """The user's hook, wrapped so that it does not run in an extra pass. This package's own hooks always run."""
         function = hook.func if isinstance(hook, functools.partial) else hook
         is_ours = is_extra() or (getattr(function, "__module__", None) or "").startswith(_OURS)
         if self.is_entered or is_ours or not self._scope.is_here():
@@ -256,12 +256,12 @@ class Sandbox:
 
 
 class Undoing(OnStack):
-    """While it is on, remembers what a checkpoint writes to. `retaining` are tensors inside of a graph that keep their
-    gradients.
+    """While it is on, remembers the tensors that a checkpoint writes to. `retaining` are tensors inside a graph that
+    keep their gradients.
 
     Attributes:
         leaves: by identity, the leaves that are set aside, with their `.grad`.
-        has_passes_inside: whether a checkpoint starts passes inside of the extra pass, whose leaves are set aside too.
+        has_passes_inside: whether a checkpoint starts passes inside the extra pass. Their leaves are set aside, too.
     """
 
     def __init__(self, retaining: Iterable[Tensor], recomputes: bool) -> None:
@@ -277,7 +277,7 @@ class Undoing(OnStack):
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """While entered, the code of a checkpoint is watched. A pass in a pass must not push this mode twice."""
+        """While entered, the code of a checkpoint is watched. A pass inside a pass does not push this mode again."""
         if not self.recomputes:
             yield
             return
@@ -293,7 +293,7 @@ class Undoing(OnStack):
             return func(*args, **kwargs)
 
     def set_aside(self, graph: Graph) -> None:
-        """Take their `.grad` and their hooks from the leaves of a graph."""
+        """Remove `.grad` and the hooks from the leaves of a graph."""
         for _, leaf in leaves_of(graph):
             if id(leaf) not in self.leaves:
                 self.leaves[id(leaf)] = leaf, leaf.grad
@@ -304,10 +304,10 @@ class Undoing(OnStack):
                         hooks.clear()
 
     def begin_again(self, context: Any) -> None:
-        """Prepare for what a checkpoint enters while its code runs again.
+        """Prepare for the context that a checkpoint enters while its code runs again.
 
         Raises:
-            RuntimeError: if it is neither nothing nor a cache. It may be of a kind that is entered once, or count.
+            RuntimeError: if the context is neither empty nor a cache, because it may count, or allow only one entry.
         """
         if isinstance(context, nullcontext):
             return
@@ -324,7 +324,7 @@ class Undoing(OnStack):
                 self.kept[id(tensor)] = tensor, tensor.detach().clone()
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         with unseen(), torch.no_grad():
             for tensor, grad in (*self.grads, *self.leaves.values()):
                 tensor.grad = grad
@@ -374,4 +374,4 @@ def _in_no_group() -> Iterator[None]:
 
 
 _group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
-"""The group of passes that is entered now. Newer releases of PyTorch have such groups."""
+"""The current group of backward passes. Newer releases of PyTorch have such groups."""

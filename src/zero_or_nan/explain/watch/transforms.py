@@ -1,9 +1,9 @@
-"""Looks into `torch.func`: if what a transform computed is not finite, plain passes compute it again, and are watched.
+"""Looks into `torch.func`: if a transform's result is not finite, plain passes compute it again, and are watched.
 
-A transform wraps the tensors, and neither their numbers nor its passes can be watched. So each transform has a twin
+A transform wraps the tensors, so neither their numbers nor its passes can be watched. So each transform has a twin
 here, without levels and wrappers: `grad`, `vjp` and `jacrev` become `torch.autograd.grad` with `create_graph=True`,
-`jvp` and `jacfwd` two such passes, and `vmap` a loop. The user's results stay those of the transform. A function that
-is transformed must not have side effects, so it can run once more. Of the outermost `vmap`, two samples run again.
+`jvp` and `jacfwd` become two such passes, and `vmap` a loop. The user's results stay those of the transform. A
+transformed function must not have side effects, so it can run again. Of the outermost `vmap`, two samples run again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_SAMPLES = 2
 """How many samples of the outermost `vmap` run again, for each result."""
 
 _MOST_INSIDE = 128
-"""The largest batch of a `vmap` inside of another transform that runs again, sample by sample."""
+"""The largest batch of a `vmap` inside another transform that runs again, sample by sample."""
 
 Argnums = int | tuple[int, ...] | None
 
@@ -41,8 +41,8 @@ class Transforms:
     """The transforms of one watch.
 
     Attributes:
-        is_again: whether a twin runs.
-        told: what the passes of twins have found.
+        is_again: whether a twin is running.
+        told: by birth, the diagnoses from the passes of twins.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Transforms:
         return run
 
     def begun(self, diagnosis: Diagnosis) -> Diagnosis:
-        """The diagnosis, with the place of the transform if its birth is in one: there is what to change."""
+        """The diagnosis. If its birth is in a transform, it gets the transform's place, where the fix belongs."""
         known = self.told.get(diagnosis.birth)
         return diagnosis if known is None else diagnosis._replace(begun=known.begun, in_transform=True)
 
@@ -100,7 +100,7 @@ class Transforms:
         return not is_extra() and not is_compiling()
 
     def inside(self, transform: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a transform of the user's gives. Nothing is watched meanwhile."""
+        """The result of the user's transform. Nothing is watched while it runs."""
         self.forward.in_transform = True
         try:
             return transform(*args, **kwargs)
@@ -108,7 +108,7 @@ class Transforms:
             self.forward.in_transform = False
 
     def look(self, given: Any, results: Any, repeat: Callable[..., Any]) -> None:
-        """If a result is not finite, find out by the twin where this comes from."""
+        """If a result is not finite, run the twin to find out where the NaN or infinity comes from."""
         with self.mistakes.noted("a transform"):
             self.findings.consume(given)
             tensors = tensors_in(results)

@@ -1,6 +1,6 @@
-"""One watch over a block of code: it owns the parts, and hands on what one part finds to the next.
+"""A watch over a block of code. It owns the parts, and passes the findings of each part to the next.
 
-While it lasts, it replaces some functions of PyTorch. It puts them back, whatever ended it.
+While it lasts, it replaces some functions of PyTorch. At its end, even after an error, it restores them.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ NO_PASS = (
 
 
 class Watch:
-    """A watch over a block of code. The report gets what is found.
+    """A watch over a block of code, which writes its findings into the report.
 
-    If the watch raises, a backward pass that finds something raises `NotFiniteError`.
+    If `raises` is True, a backward pass that finds a NaN or infinity raises `NotFiniteError`.
     """
 
     def __init__(self, report: Report, raises: bool = False) -> None:
@@ -95,7 +95,7 @@ class Watch:
         self.end()
 
     def engine(self, run: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run PyTorch's engine, watched."""
+        """Run PyTorch's engine, and watch the pass."""
         if not self.scope.is_here():
             return run(roots, *args, **kwargs)
         if self.forward.is_aside:
@@ -128,7 +128,7 @@ class Watch:
             self._note_leaves(backward)
         self._run_within(backward)
         try:
-            # Hooks and checkpoints call functions. Compiled autograd would compile our hooks.
+            # Hooks and checkpoints call functions, so these are watched. Compiled autograd would compile our hooks.
             with compiled_autograd_aside(), self.forward if not self.forward.is_on() else nullcontext():
                 results = run(roots, *args, **kwargs)
         finally:
@@ -212,7 +212,7 @@ class Watch:
         return [Diagnosis(birth, Verdict(birth.kind_if_used), *ends) for birth, ends in reached.items()]
 
     def end(self) -> None:
-        """End the watch, whatever ended the block, and complete the report."""
+        """End the watch, even if an error ended the block, and complete the report."""
         put_back(self.patches)
         self.forward.leave()
         if self.scope.is_over:
@@ -235,7 +235,7 @@ class Watch:
         if not self.report.passes and self.findings.compiled_at is not None:
             self.report.note(NO_PASS)
         self.mistakes.warn(stacklevel=3)
-        # A module that was first imported in the block may keep our replacements, as Dynamo does, and they keep these.
+        # A module that was first imported in the block, as Dynamo, may keep our replacements, which keep these objects.
         self.findings.clear()
         self.transforms.told.clear()
         self.places.around.clear()
@@ -245,22 +245,22 @@ class Watch:
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _ENTRANCES = ("compile_wrapper", "_fn")
-"""The functions of Dynamo in which compiled code is called, by release."""
+"""The names, in different releases, of Dynamo's functions that call compiled code."""
 
 
 class Patches:
     """The replacements of one watch.
 
     - PyTorch's engine starts through the watch.
-    - `autograd.Function.apply` reports its results: PyTorch has no other sign of them.
+    - `autograd.Function.apply` reports its results, because PyTorch does not show them in any other way.
     - Hooks on nodes are registered through the sandbox, so that they do not run in an extra pass.
-    - A checkpoint reports that it runs its code again, so that an extra pass uses nothing up.
-    - Modules take their fast paths: they ask whether anything overrides PyTorch's functions, and a watch does not.
+    - A checkpoint reports that it runs its code again, so that an extra pass does not use up its cache.
+    - Modules still take their fast paths: they check for overrides of PyTorch's functions, and a watch is no override.
     - Hooks on saved tensors are counted, on releases of PyTorch that do not know a node's hooks.
-    - A compiled region is left alone: the compiler must see the user's code, and not ours.
-    - The node of a compiled region reports that it saves its tensors: then the call of the region is written on it.
+    - A compiled region is not watched, because the compiler must see only the user's code, and not ours.
+    - The node of a compiled region reports that it saves its tensors. The region's call is then written on the node.
 
-    They outlive the watch if a module that is first imported in the block keeps them.
+    The replacements outlive the watch if a module that is first imported in the block keeps them.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -392,7 +392,7 @@ class Patches:
 
     @contextmanager
     def in_between(self) -> Iterator[None]:
-        """While entered, no region runs: compiled code has ended at what can't be compiled, such as a backward pass."""
+        """While entered, no region runs, because compiled code ends where it can't compile, as at a backward pass."""
         region, self._region, self._watch.forward.is_aside = self._region, None, False
         try:
             yield
