@@ -194,6 +194,7 @@ class Diagnosis(NamedTuple):
         has_others: whether gradients are still not finite because of other origins, which the loss uses.
         begun: the place in the user's code that began the pass that found it.
         in_transform: whether this pass belongs to a transform of `torch.func`.
+        is_recorded: whether this pass records a graph, so that the gradient may be differentiated again.
     """
 
     birth: Birth
@@ -206,6 +207,7 @@ class Diagnosis(NamedTuple):
     has_others: bool = False
     begun: Place | None = None
     in_transform: bool = False
+    is_recorded: bool = False
 
 
 def diagnose(

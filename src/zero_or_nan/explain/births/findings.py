@@ -147,7 +147,8 @@ class Births:
 class Step(NamedTuple):
     """A call, its result, the node of the result, the operands' size in bytes, and the order of a derivative.
 
-    If the call `writes` in place, it returned nothing new. `key` was the identity of the result while it existed.
+    A call `is_formula` unless it writes in place, or decides: its result has no floats, such as the mask of `isnan`.
+    `key` was the identity of the result while it existed.
     """
 
     call: Call
@@ -155,7 +156,7 @@ class Step(NamedTuple):
     node: Any
     size: int
     order: int = 1
-    writes: bool = False
+    is_formula: bool = True
     key: int = 0
 
 
@@ -202,7 +203,7 @@ class History:
         tensors = call.tensors()
         size = _bytes_of(tensors)
         if len(tensors) > 1 and size <= MOST_BYTES // 8 and not any(map(is_wrapped, tensors)):
-            self._keep(Step(call, weakref.ref(tensors[0]), None, size, writes=True))
+            self._keep(Step(call, weakref.ref(tensors[0]), None, size, is_formula=False))
 
     def _keep(self, step: Step) -> None:
         self._count += 1
@@ -225,6 +226,8 @@ class History:
                 for at, tensor in enumerate(tensors_in(result))
             ]
         for each, tensor in calls:
+            if self._births and not (tensor.is_floating_point() or tensor.is_complex()):
+                self._keep(Step(call, weakref.ref(tensor), None, 0, is_formula=False, key=id(tensor)))
             if (tensor.is_floating_point() or tensor.is_complex()) and not is_wrapped(tensor):
                 self.note(each._replace(casts=casts_on(tensor.device.type)), tensor, node_of(tensor))
 
@@ -238,7 +241,12 @@ class History:
     def of(self, tensor: Tensor) -> Step | None:
         """The call that computed a tensor; None if it is unknown."""
         step = self._steps.get(self._numbers.get(id(tensor), 0))
-        return step if step is not None and step.result() is tensor else None
+        return step if step is not None and step.is_formula and step.result() is tensor else None
+
+    def hooked(self) -> set[int | None]:
+        """The memory of the results whose gradient the user's code reads or changes, by a hook or by `retain_grad`."""
+        results = [tensor for step in self._steps.values() if (tensor := step.result()) is not None]
+        return {address(each) for each in results if each.requires_grad and (each._backward_hooks or each.retains_grad)}
 
     def of_node(self, node: Any) -> Step | None:
         """The call whose derivative a node computes, with the order of this derivative."""
@@ -281,7 +289,7 @@ class History:
 
     def _chains_from(self, step: Step) -> list[Chain]:
         """A call, and the first that used its result, each with the calls before it. In order of time."""
-        steps, results = [each for each in self._steps.values() if not each.writes], {id(step.result())}
+        steps, results = [each for each in self._steps.values() if each.is_formula], {id(step.result())}
         if numerics_of(step.call.name).is_open:  # one result of several
             results |= {id(each.result()) for each in steps if each.node is step.node is not None}
         if all(each.call is not step.call for each in steps):  # too many calls came after it, or it is in place

@@ -43,6 +43,7 @@ class Expression(NamedTuple):
         start, end: where the call is in this line, in characters.
         is_whole: whether the line is a whole statement, or its head.
         has_scope: whether the call is in a lambda or a comprehension, which has its own names.
+        is_conditional: whether the line runs the call only on a condition.
         is_loss: whether the call is of a loss module, as opposed to a loss function.
     """
 
@@ -52,6 +53,7 @@ class Expression(NamedTuple):
     end: int
     is_whole: bool
     has_scope: bool
+    is_conditional: bool
     is_loss: bool
 
     def replaced_by(self, code: str) -> str:
@@ -143,10 +145,13 @@ def _expression(code: CodeType, instruction: int, line: int, name: str) -> Expre
         node = next(_calls_in(alone or ast.Pass()), ast.expr())
         if not _is_call_of(node, name):
             return None
-    scopes = [each for each in ast.walk(tree) if isinstance(each, _SCOPES)] if tree is not None else []
     at = len(text[:start].encode())
-    has_scope = any(scope.col_offset <= at < (scope.end_col_offset or 0) for scope in scopes)
-    return Expression(node, text, start, end, tree is not None, has_scope, not name)
+
+    def is_in(*kinds: type[ast.expr]) -> bool:
+        found = [each for each in ast.walk(tree) if isinstance(each, kinds)] if tree is not None else []
+        return any(each.col_offset <= at < (each.end_col_offset or 0) for each in found)
+
+    return Expression(node, text, start, end, tree is not None, is_in(*_SCOPES), is_in(ast.IfExp, ast.BoolOp), not name)
 
 
 def _without_comment(source: str) -> str:

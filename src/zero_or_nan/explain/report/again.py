@@ -28,6 +28,10 @@ MOST_NUMBERS = 20_000_000
 """The largest total size of all operands for which the calls run again."""
 
 
+_MOST_ELSEWHERE = 12
+"""About how many other calls of a line are tried."""
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """The known calls of a program.
@@ -70,6 +74,13 @@ class Program:
         for key, (bad, limit) in self.limits.items():
             parts[key] = parts[key].masked_scatter(bad, limit)
         return self.exact._replace(outcome=Outcome(parts.pop("the loss"), parts))
+
+    def elsewhere(self, call: Call) -> list[Call]:
+        """Other calls from the place of a call, at most as many as are tried: a new line is for all of them."""
+        constants = _constants(call)
+        again = (each for _, each in self.calls if each.is_again(call))
+        others = [each for each in again if not each.is_same(call) or _constants(each) != constants]
+        return others[:: 1 + len(others) // _MOST_ELSEWHERE]
 
     def _beside(self, tensors: Sequence[Tensor]) -> Iterator[Slopes]:
         """The loss and its gradients, for numbers beside those that came in."""
@@ -173,7 +184,7 @@ class _Run:
             result = (call.again if self._dtype is None else call.run)(args, kwargs)
         if isinstance(result, Tensor):
             self._made[key] = self._moved(in_dtype(self._dtype, result))
-            self._last = self._made[key]
+            self._last = self._made[key] if result.is_floating_point() or result.is_complex() else self._last
 
     def end(self, key: int) -> Again | None:
         """What the calls gave; None if the loss, whose identity it was in the program, is not among that."""
@@ -248,6 +259,11 @@ def agree(now: Again | None, right: Again | None, near: float) -> bool:
         if not torch.allclose(one.double(), each, rtol=near, atol=scale):
             return False
     return True
+
+
+def _constants(call: Call) -> str:
+    """The arguments of a call that are no tensors, as text."""
+    return repr(tree_map_only(Tensor, lambda tensor: None, (tuple(call.args), dict(call.kwargs))))
 
 
 def position_of(call: Call, calls: Calls) -> int | None:

@@ -22,7 +22,7 @@ from ...functions.rewrites import Rewrite
 from ..births.arithmetic import number
 from ..births.call import Call, in_order
 from ..births.chain import Chain
-from ..program.source import closed, expression_at, with_each_in
+from ..program.source import closed, expression_at, with_each, with_each_in
 from ..program.tensors import are_finite
 from .exact import CLOSE, Outcome, gradients_of, measured, outcome, texts_of
 from .limits import coming_in, have_limits, is_all, limit_and_slope, limits_of
@@ -203,10 +203,15 @@ def _safe_line(where: Call, division: Call, slope: str) -> str | None:
     others = [branch for branch in branches if text not in branch]
     if len(branches) != 2 or len(others) != 1:
         return None
-    safe = f"torch.where({below} == 0, 1, {below})"
-    written = {text: f"{closed(above)} / {safe}", **({others[0]: f"{others[0]} + {slope}"} if slope else {})}
-    line = with_each_in([outer], written)
-    return None if line is None else f"{_WITH_SLOPE if slope else _WITHOUT_SLOPE}\n{line}"
+    safe = {text: f"{closed(above)} / torch.where({below} == 0, 1, {below})"}
+    line = with_each_in([outer], safe)
+    is_function = isinstance(outer.node, ast.Call) and len(outer.node.args) == 3
+    if line is None or slope and not is_function:
+        return None
+    if slope:
+        kept = [with_each(branch, safe) if branch is not others[0] else f"{branch} + {slope}" for branch in branches]
+        line = outer.replaced_by(f"{ast.unparse(outer.node.func)}({outer.operands()[0]}, {kept[0]}, {kept[1]})")
+    return f"{_WITH_SLOPE if slope else _WITHOUT_SLOPE}\n{line}"
 
 
 _WITHOUT_SLOPE = "# a divisor of 1 in place of 0, in the branch that where leaves out there:"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...functions.rewrites import REWRITES
+from ...functions.rewrites import REWRITES, Rewrite
 from ...ignoring.inside import tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
@@ -37,7 +37,9 @@ _LARGE = {torch.float16: 1e4}
 """The size of the number that replaces an infinity. Other dtypes get 1e9."""
 
 
-def without_them(failed: Call, program: Program, known: str | None) -> tuple[str, int] | None:
+def without_them(
+    failed: Call, program: Program, known: str | None, holds: Callable[[Rewrite, Match], bool]
+) -> tuple[str, int] | None:
     """The line of a call with a harmless number in place of elements that later calls leave out, and its number.
 
     None if the loss depends on the number, or if no rewrite of the line produces such a number. If a line is `known`
@@ -57,7 +59,8 @@ def without_them(failed: Call, program: Program, known: str | None) -> tuple[str
             line, replaces = line_of(rewrite, match)
             if replaces is None or known not in (None, line):
                 continue
-            if agree(once_more(program, changed={at: rewritten(call, rewrite, match)}), right, _SAME):
+            after = once_more(program, changed={at: rewritten(call, rewrite, match)})
+            if agree(after, right, _SAME) and holds(rewrite, match):
                 tried = f"{', '.join(map(number, _NUMBERS))} and this line give the same gradients here"
                 return f"# what follows leaves this element out: {tried}.\n# Tried: {right.told}\n{line}", replaces
     return None
@@ -117,10 +120,10 @@ def _is_left_out(mask: Tensor, failed: Call, program: Program) -> bool:
     """Whether the loss does not depend on a result where a mask is 0, as far as that is known."""
     at = position_of(failed, program.calls)
     if at is None or not program.fails_again:
-        return True
+        return False
     call = program.calls[at][1]
-    one, other = (once_more(program, changed={at: _with_mask(mask, call, value)(call)}) for value in (0.0, 3.0))
-    return one is None or not one.outcome.is_finite or agree(other, one, _SAME)
+    one, *others = (once_more(program, changed={at: _with_mask(mask, call, value)(call)}) for value in (0.0, 3.0, -3.0))
+    return one is None or not one.outcome.is_finite or all(agree(other, one, _SAME) for other in others)
 
 
 def with_large_numbers(failed: Call, program: Program) -> tuple[str, int] | None:
@@ -134,8 +137,10 @@ def with_large_numbers(failed: Call, program: Program) -> tuple[str, int] | None
         if infinity is None or math.isnan(infinity) or call.place.filename != failed.place.filename:
             continue
         large = math.copysign(_LARGE.get(call.tensors()[0].dtype, 1e9), infinity)
-        right = once_more(program, changed={at: _with_one(call, infinity, large)})
-        if right is None or not agree(once_more(program, changed={at: _with_several(call, large)}), right, _SAME):
+        every = {at: each for at, (_, each) in enumerate(program.calls) if each.is_again(call)}  # the line is for all
+        right = once_more(program, changed={at: _with_one(each, infinity, large) for at, each in every.items()})
+        several = {at: _with_several(each, large) for at, each in every.items()}
+        if right is None or not agree(once_more(program, changed=several), right, _SAME):
             continue
         text = next((text for thing, text in texts_of(call) if isinstance(thing, float) and thing == infinity), "")
         line = with_each_in([expression_at(call.place, call.name)], {text: number(large)}) if text else None
@@ -169,10 +174,11 @@ def _with_one(call: Call, infinity: float, large: float) -> Call:
 
 def _with_several(call: Call, large: float) -> Call:
     """A call that gives other large numbers, which all differ, in place of each infinity."""
+    most = large if abs(large) < 1e9 else 1e3 * large  # the number must be large beside every other one
 
     def run(*args: Any, **named: Any) -> Tensor:
         result = call.func(*args, **named)
         count = torch.arange(result.numel(), device=result.device).reshape(result.shape)
-        return torch.where(result.isinf(), large * (1 + count % 7 / 10), result)
+        return torch.where(result.isinf(), most * (1 + count % 7 / 10), result)
 
     return call._replace(func=run)

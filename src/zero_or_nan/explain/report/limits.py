@@ -74,9 +74,17 @@ def beside(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
     """
     given = {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}
     generator = torch.Generator().manual_seed(0)
+    sizes = {key: size_of(tensor) for key, tensor in given.items()}
     for step in (1e-5, 1e-3):
         for side in (Tensor.clone, Tensor.clone, Tensor.abs, Tensor.abs, _down, _down):
-            yield {key: tensor + step * side(drawn(torch.randn, tensor, generator)) for key, tensor in given.items()}
+            moves = {key: side(drawn(torch.randn, tensor, generator)) for key, tensor in given.items()}
+            yield {key: tensor + step * sizes[key] * moves[key] for key, tensor in given.items()}
+
+
+def size_of(tensor: Tensor) -> float:
+    """The largest number of a tensor if all are small, such as microscopic lengths in metres; otherwise 1."""
+    largest = float(tensor.detach().abs().nan_to_num(0, 0).max()) if tensor.numel() else 0.0
+    return largest if 0 < largest < 1e-2 else 1.0
 
 
 def _down(tensor: Tensor) -> Tensor:
@@ -138,7 +146,7 @@ def are_limits(chosen: Slopes, limits: Mapping[Any, tuple[Tensor, Tensor]]) -> b
     """Whether chosen slopes are the limits, wherever there are limits. An unknown slope counts as 0."""
     for key, (bad, limit) in limits.items():
         here = chosen[key][bad] if key in chosen else torch.zeros_like(limit)
-        if bool(((limit - here).abs() > 5e-2 * (1 + here.abs())).any()):
+        if bool(((limit - here).abs() > 1e-2 + 5e-2 * here.abs()).any()):
             return False
     return True
 
@@ -178,8 +186,8 @@ def is_all(numbers: Tensor, value: float) -> bool:
 
 def limit_and_slope(chain: Chain, leaf: Tensor, bad: Tensor) -> tuple[float, float] | None:
     """The limit and the slope of the bad elements of a result, from both sides of a leaf; None if they differ."""
-    found = []
-    for step, sign in ((2e-3, 1), (4e-3, -1)):
+    found, size = [], size_of(leaf)
+    for step, sign in ((2e-3 * size, 1), (4e-3 * size, -1)):
         # Neighbours first move in the same direction, then apart. A result must not depend on its neighbours.
         moves = step * torch.tensor([1.0, sign], dtype=torch.float64, device=leaf.device).repeat(leaf.numel())
         move = moves[: leaf.numel()].reshape(leaf.shape)
@@ -190,7 +198,7 @@ def limit_and_slope(chain: Chain, leaf: Tensor, bad: Tensor) -> tuple[float, flo
     near, far = found
     numbers = (4 * near - far) / 3  # Richardson's: the error that grows with the square of the step cancels
     value, slope = (float(each) for each in numbers[:, 0])
-    has_kink = bool(((near[0] - value).abs() > 1e-2 * 2e-3 * (1 + abs(slope))).any())
+    has_kink = bool(((near[0] - value).abs() > 1e-2 * 2e-3 * (1 + size * abs(slope))).any())
     is_one = torch.allclose(near, far, rtol=1e-3, atol=1e-3)
     is_common = float((numbers - numbers[:, :1]).abs().max()) < 1e-6 * (1 + abs(value))
     if not are_finite(numbers) or has_kink or not is_one or not is_common:

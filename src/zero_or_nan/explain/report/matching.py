@@ -86,7 +86,7 @@ def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
     for name in [name for name in tensors if name in texts and not texts[name].isidentifier()]:
         if expression is None or len(re.findall(rf"\b{name}\b", rewrite.code)) == 1:
             continue
-        if not expression.has_scope and can_come_before(call.place):
+        if not (expression.has_scope or expression.is_conditional) and can_come_before(call.place):
             free = free_name(name, call.place)
             before.append(f"{free} = {texts[name]}")  # it is written once
             texts[name] = free
@@ -102,9 +102,11 @@ def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
         source = re.sub(r"\bF\.", "torch.nn.functional.", source)
     code = _short(ast.unparse(_Named(written).visit(ast.parse(source, mode="eval").body)))
     owner = None if expression is None else expression.overwrites()
+    is_lost = owner is not None and (call.is_recorded or not can_run_twice(owner))  # backward needs what it overwrites
+    is_lost |= expression is not None and any(isinstance(each, ast.NamedExpr) for each in ast.walk(expression.node))
     if owner is not None:
         code = f"{owner}.copy_({code})"
-    if expression is not None and expression.is_whole and not unknown:
+    if expression is not None and expression.is_whole and not unknown and not is_lost:
         return "\n".join([*before, expression.replaced_by(code)]), call.place.line
     if not has_call(call.place, call.name):
         names_of_operands = " and ".join(written[name] for name in unknown)

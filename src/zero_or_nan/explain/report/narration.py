@@ -183,8 +183,10 @@ class Narration:
         birth, chains = diagnosis.birth, self._history.chains(diagnosis.birth)
         is_derivative = bool(chains) and birth.phase == "backward" and chains[-1].call.name != birth.operator
         asked = {address(target) for target in diagnosis.targets if isinstance(target, Tensor)}
+        asked |= self._history.hooked()
         program = self._program()
-        advise = functools.partial(advice_on, module=module, program=program, is_derivative=is_derivative, asked=asked)
+        of_pass = {"is_derivative": is_derivative, "asked": asked, "is_recorded": diagnosis.is_recorded}
+        advise = functools.partial(advice_on, module=module, program=program, **of_pass)
         return tried_on(chains, advise)
 
     def _without_rows(self, birth: Birth, names: Names) -> Advice:
@@ -253,7 +255,7 @@ class Narration:
         if len(self._narrated) >= _MOST_TRIALS or birth.optimizer:
             advice = NOTHING_TRIED
         elif verdict.kind in ("bad input", "contaminated"):
-            advise = functools.partial(without_gaps, is_dropped=verdict.kind == "contaminated")
+            advise = functools.partial(without_gaps, program=self._program(), is_dropped=verdict.kind == "contaminated")
             advice = tried_on(self._history.comparison(birth, compares), advise)
             is_data = verdict.kind == "bad input" and _source(birth, role) == birth.operator
             if advice is NOTHING_TRIED and is_data:  # a weight, or the error of a measurement
@@ -262,7 +264,8 @@ class Narration:
                 found = self._without_rows(birth, names)
                 advice = found._replace(situation=advice.situation) if found.remedy else advice
             if not advice.remedy and verdict.kind == "contaminated" and verdict.fixed:
-                advice = tried_on(self._history.chains(birth), advice_at_gap)
+                at_gap = functools.partial(advice_at_gap, program=self._program())
+                advice = tried_on(self._history.chains(birth), at_gap)
         else:
             advice = self._tried(diagnosis, path)
         origin.exact = advice.exact

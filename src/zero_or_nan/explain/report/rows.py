@@ -74,6 +74,8 @@ def _is_data(thing: object) -> bool:
 def _tried(program: Program, given: Mapping[int, Tensor], count: int) -> float | None:
     """The loss with other tensors, by identity; None if it or a gradient is not finite, or if data has all rows still.
 
+    Integers may be the numbers of rows, which then mean other rows.
+
     Args:
         program: the calls that run again.
         given: the tensors without some rows.
@@ -82,8 +84,9 @@ def _tried(program: Program, given: Mapping[int, Tensor], count: int) -> float |
     found = once_more(program, lambda tensor: given.get(id(tensor), tensor))
     if found is None or not found.outcome.gradients or not found.outcome.is_finite:
         return None
-    has_all = any(_is_data(each) and len(each) == count for each in found.kept)
-    return None if has_all else float(found.outcome.value)
+    data = [each for each in found.kept if _is_data(each)]
+    is_left = any(len(each) == count or each.dtype in (torch.int64, torch.int32) for each in data)
+    return None if is_left else float(found.outcome.value)
 
 
 def _written(names: Sequence[str], own: str, kept: Tensor, dim: int, value: float, place: Place, line: int) -> Advice:

@@ -26,6 +26,7 @@ from ..births.call import Call
 from ..births.chain import Chain
 from ..program.source import can_come_before, closed, expression_at, free_name, reads, with_each, without_index
 from ..program.tensors import are_finite
+from .again import Program
 from .exact import CLOSE, outcome, texts_of
 from .limits import ordinary
 from .trial import NOTHING_TRIED, Advice
@@ -38,22 +39,25 @@ def compares(name: str) -> bool:
     return numerics_of(name).compares
 
 
-def without_gaps(chains: Sequence[Chain], is_dropped: bool = False) -> Advice:
+def without_gaps(chains: Sequence[Chain], program: Program, is_dropped: bool = False) -> Advice:
     """The code to write if a target has NaN.
 
     Args:
         chains: those of the call that compares the target with a prediction, and of the calls that use its result.
+        program: all known calls.
         is_dropped: whether the program leaves the NaN out after the comparison, so that its loss is right.
     """
+    others = [each for call in program.elsewhere(chains[0].call) for each in call.tensors()]
+    is_only = not any(bool(each.isnan().any()) for each in others if each.layout is torch.strided)
     numbers = [chain for chain in chains if outcome(chain.run()).value.numel() == 1]
     beside = [chain for chain in numbers[::-1] if chain.call.is_beside(chains[0].call)]
     ends = [*beside, *(numbers[::-1] if is_dropped else numbers)]
-    found = (advice for end in ends for advice in _advice(end, chains, is_dropped))
+    found = (advice for end in ends for advice in _advice(end, chains, is_dropped, is_only))
     nothing = _NOT_TRIED if compares(chains[0].call.name) else NOTHING_TRIED
     return next((advice for advice in found if advice.remedy), nothing)  # a sum may have other gaps, too
 
 
-def _advice(end: Chain, chains: Sequence[Chain], is_dropped: bool) -> Iterator[Advice]:
+def _advice(end: Chain, chains: Sequence[Chain], is_dropped: bool, is_only: bool) -> Iterator[Advice]:
     """The ways to write the line if `end` gives the loss: a loss that is right, or one that is not finite."""
     right, comparison = outcome(end.run()).value if is_dropped else None, chains[0].call
     source = linecache.getline(comparison.place.filename, comparison.place.line)
@@ -61,7 +65,8 @@ def _advice(end: Chain, chains: Sequence[Chain], is_dropped: bool) -> Iterator[A
     others = [chain.call for chain in chains if not any(map(chain.call.is_again, end.calls()))]
     is_used_otherwise = any(tensor.numel() != 1 for call in others for tensor in call.tensors())
     if (is_alone or not is_dropped) and not is_used_otherwise:
-        for way in (_known, _filled) if is_dropped else (_filled, _known):
+        ways = (_known, _filled) if is_dropped else (_filled, _known)
+        for way in ways if is_only else (_known,):  # another loss of the line may depend on what is filled in
             yield way(end, chains, right)
     if is_dropped:
         yield _detached(end, chains)
@@ -77,7 +82,8 @@ def _filled(end: Chain, chains: Sequence[Chain], right: Tensor | None) -> Advice
     """The line with a number for each NaN of the target, if the loss does not depend on this number."""
     part = _Part(end, _line(end, chains)[-1:])
     gaps = part.target.isnan()
-    filled = [torch.where(gaps, fill, part.target) for fill in (0.0, 1.0, -100.0)]
+    predictions = [each.detach() for key, each in part.alike.items() if key != id(part.target)]  # errors of 0, too
+    filled = [torch.where(gaps, fill, part.target) for fill in (0.0, 1.0, -100.0, *predictions)]
     first, *others = [outcome(part.chain.run(given={id(part.target): each})).parts for each in filled]
     is_same = all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
     if not (is_same and are_finite(first)) or (right is not None and not torch.equal(first[0], right)):

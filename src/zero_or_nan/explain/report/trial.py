@@ -16,6 +16,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -150,6 +151,7 @@ def advice_on(
     program: Program,
     is_derivative: bool = False,
     asked: Collection[int | None] = (),
+    is_recorded: bool = False,
 ) -> Advice:
     """Try rewrites of the calls in which a number was born, and run the failed call in exact arithmetic.
 
@@ -163,6 +165,7 @@ def advice_on(
         is_derivative: whether the call is in a derivative that the user wrote. Then there is nothing to choose, because
             the derivative must be that of the forward function.
         asked: the memory of the tensors for which the user requested a gradient. A rewrite must keep them in the graph.
+        is_recorded: whether the gradient may be differentiated again. Then no slope is written down as a number.
     """
     failed = chains[-1]
     if numerics_of(failed.call.name).is_open:
@@ -187,9 +190,16 @@ def advice_on(
             situation = "" if constant_lost(lost, failed) is None else EPSILON
             return Advice(text, replaces, until, exact, situation=situation, tried=tuple(known))
     if lost is None and (best is None or best.choice):
-        at_gap: Sequence[Any] | None = kept_away(failed) or filled(failed) or masked_before(chains, program)
+        others = [Chain(call).run().result for call in program.elsewhere(failed.call)]
+        at_gap: Sequence[Any] | None = None if others else kept_away(failed)
+        at_gap = (
+            at_gap
+            or (filled(failed) if are_finite(others) and not is_recorded else None)
+            or masked_before(chains, program)
+        )
         at_gap = at_gap or with_large_numbers(failed.call, program)
-        at_gap = at_gap or without_them(failed.call, program, None if best is None else best.line)
+        holds = partial(_holds_elsewhere, program=program)
+        at_gap = at_gap or without_them(failed.call, program, None if best is None else best.line, holds)
         at_gap = at_gap or (with_moved_arguments(failed, program) if best is None or best.replaces is None else None)
         if at_gap is not None:
             return Advice(*at_gap)  # there is nothing to choose: a mask leaves it out, or the formula has a limit
@@ -218,9 +228,10 @@ def advice_on(
     return Advice(exact=exact, refused=refused, fits=None if lost is None else lost.fits)
 
 
-def advice_at_gap(chains: Sequence[Chain]) -> Advice:
+def advice_at_gap(chains: Sequence[Chain], program: Program) -> Advice:
     """The advice for a `where` that leaves out 0 / 0 where the formula has a limit."""
-    found = guarded(chains)
+    is_alone = are_finite([Chain(call).run().result for call in program.elsewhere(chains[-1].call)])
+    found = guarded(chains) if is_alone else None  # what one call tends to is written down for all of them
     return NOTHING_TRIED if found is None else Advice(found.remedy, found.replaces, is_only=found.has_slope)
 
 
@@ -267,7 +278,7 @@ def tried(
             is_cut |= any(address(made) in asked for made in inner)
             if not is_cut and any(call.is_again(chains[-1].call) for call in match.replaced):
                 found = _try(each, match, chain, chains, lost, program, is_derivative)
-                if found is not None:
+                if found is not None and _holds_elsewhere(each, match, program):
                     yield found
 
 
@@ -291,7 +302,7 @@ def _try(
         if rewrite.of_rounding:  # the operands are wrong, so those before them decide
             right = exactly(chain, outcome(chain.run())).found.value
             exact = Outcome(torch.where(not_finite(before.value), right, before.value.to(right.dtype)), exact.gradients)
-        elif not rewrite.choice and are_finite([*given.values()]):
+        elif not rewrite.choice and are_finite([*given.values()]) and not _is_outside(chain, plain):
             wide = _by_rewrite(rewrite, names, chain, given, torch.float64)
             exact = exact.filled(outcome(wide))
             beyond, _ = cured(in_float64, exact, wide)
@@ -346,6 +357,37 @@ def _try(
     )
 
 
+def _is_outside(chain: Chain, plain: Run) -> bool:
+    """Whether the function of the last call has no value at one of its numbers: log(-4) is no rounding of a number."""
+    least, most = numerics_of(chain.call.name).domain
+    numbers = [plain.values[id(each)] for each in chain.call.tensors()[:1]]
+    return any(bool(((each < least) | (each > most)).any()) for each in numbers if each.is_floating_point())
+
+
+def _holds_elsewhere(rewrite: Rewrite, match: Match, program: Program) -> bool:
+    """Whether a rewrite is right at the other calls of its line, too, where these gave numbers: the line is for all."""
+    made = {key: (tensor, each) for key, each in program.calls for tensor in each.tensors()[:1]}  # only calls are read
+    for call in program.elsewhere(match.replaced[0]):
+        again = next(matches(rewrite.pattern, call, Chain(call, made), Match({}, ())), None)
+        if again is None or _constants(again) != _constants(match):
+            return False
+        given = {id(thing): thing for thing in again.names.values() if isinstance(thing, Tensor)}
+        chain = Chain(call, made, {key for key, tensor in given.items() if tensor.is_floating_point()})
+        try:
+            before = outcome(chain.run(given=given), given)
+            exact = outcome(chain.run(torch.float64, given), given).defined()
+            if not _agrees(outcome(_by_rewrite(rewrite, again.names, chain, given, None)), before, exact, True):
+                return False
+        except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):
+            return False
+    return True
+
+
+def _constants(match: Match) -> dict[str, str]:
+    """What the names of a pattern stand for that are no tensors."""
+    return {name: repr(thing) for name, thing in match.names.items() if not isinstance(thing, Tensor)}
+
+
 def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
     """Whether another value of a call leaves a later result what it is in exact arithmetic: atan of inf is a number."""
     key = next((key for key, (_, made) in later.made.items() if made.is_same(call)), None)
@@ -395,6 +437,8 @@ def _is_open(later: Chain, call: Call) -> bool:
 def _is_coarse(rewrite: Rewrite, call: Call, program: Program) -> bool:
     """Whether a rewrite gives a loss that is known, and not near the exact one."""
     is_known = program.exact is not None and program.exact.outcome.is_finite
+    if program.loss and not program.fails_again:
+        return True  # a dropout may be in it
     now = _loss_with_rewrite(program, rewrite, call, None) if is_known else None
     return now is not None and not agree(now, program.exact, 5e-3)
 

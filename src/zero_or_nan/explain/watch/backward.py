@@ -64,7 +64,8 @@ class Request(NamedTuple):
     """A request to PyTorch's engine: what to differentiate, with which vectors, and with respect to which inputs.
 
     Without inputs, the pass is with respect to all leaves. If it `accumulates`, the gradients go into `.grad`. If it
-    `keeps_graph`, another pass may follow. `place` is the user's line.
+    `keeps_graph`, another pass may follow. If it `is_recorded`, the gradient may be differentiated again. `place` is
+    the user's line.
     """
 
     roots: Sequence[Any]
@@ -73,6 +74,7 @@ class Request(NamedTuple):
     accumulates: bool
     keeps_graph: bool = False
     place: Place | None = None
+    is_recorded: bool = False
 
 
 class Backward:
@@ -419,7 +421,7 @@ class Backward:
         """The births that reached the loss or a gradient, and hidden births. `known` has verdicts of earlier passes."""
         found = diagnose(self.events, self.shadow, known, self.callers.senders)
         found = with_hidden(found, self.events, self.shadow, self.births.hidden)
-        return [each._replace(begun=self.request.place) for each in found]
+        return [each._replace(begun=self.request.place, is_recorded=self.request.is_recorded) for each in found]
 
     def _named(self, target: Any, edge: Edge) -> Tensor | str:
         """What a gradient was asked for. An edge of the graph is named by its leaf, or by its function."""

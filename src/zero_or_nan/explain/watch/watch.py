@@ -120,7 +120,7 @@ class Watch:
         self.report.passes += not self.transforms.is_again
         outer = self.running
         accumulates, place = kwargs.get("accumulate_grad", True), self.places.here()
-        request = Request(roots, args[0], args[3] or (), accumulates, bool(args[1]), place)
+        request = Request(roots, args[0], args[3] or (), accumulates, bool(args[1]), place, bool(args[2]))
         backward = Backward(request, self.findings, self.regions, self.sandbox, self.mistakes, outer)
         with self.mistakes.noted("backward"), unseen():
             backward.begin()

@@ -60,6 +60,7 @@ function(
 # No numbers are computed: the result shares memory with an argument, or is no tensor of floats.
 
 numerics("detach", moves=True, makes="no graph")
+numerics("isfinite isnan isinf", makes="no graph")
 numerics(
     """
     detach_ view transpose t permute unsqueeze squeeze expand select split unbind
@@ -75,7 +76,7 @@ numerics(
     __format__ __contains__ dim size numel stride is_contiguous is_floating_point data_ptr storage untyped_storage
     element_size type item tolist numpy requires_grad_ register_hook retain_grad view_as expand_as narrow chunk flatten
     unflatten swapaxes mT is_complex get_device register_post_accumulate_grad_hook is_nonzero 
-    is_same_size storage_offset nelement ndimension isfinite isnan isinf is_leaf allclose equal share_memory_
+    is_same_size storage_offset nelement ndimension is_leaf allclose equal share_memory_
     is_shared is_pinned is_tensor is_storage is_grad_enabled set_grad_enabled backward grad
     """,
     makes="nothing",

@@ -1,0 +1,138 @@
+"""A line is for all its calls, and for all that reads their results: what is right at one call alone is not printed."""
+
+import pytest
+
+NAN = 'nan = float("nan")\n'
+
+# By name: the numbers of x, the lines, a part of the code that is wrong, and a part of the line that is written in its
+# place, if there is one.
+WRONG = {
+    "a limit in each turn of a loop": (
+        [0.0, 0.5],
+        "loss = 0\nfor k in (1.0, 2.0):\n    loss = loss + (torch.sin(k * x) / x).sum()",
+        "1, torch.sin",
+        None,
+    ),
+    "a power that is 1 in another turn": (
+        [0.0, 1.0],
+        "loss = sum((x**p).sum() for p in ())\nfor p in (0.5, 0.0):\n    loss = loss + (x**p).sum()",
+        "torch.where(x == 0, 0",
+        None,
+    ),
+    "a dimension that is a variable": (
+        [0.0, 200.0],
+        "s = torch.outer(x, x) / 100\nloss = 0\nfor i in (0, 1):\n    loss = loss + s.softmax(dim=i).log()[i].sum()",
+        "dim=0",
+        None,
+    ),
+    "a class that is left out in the first call": (
+        [1.0, 2.0],
+        "loss = 0\nfor t, none in ((-1, -1), (1, -100)):\n    y = torch.tensor([t])\n"
+        "    loss = loss + F.cross_entropy(x[None], y, ignore_index=none)",
+        "ignore_index=-1",
+        None,
+    ),
+    "a bound that cuts off what another call gives": (
+        [0.0, 0.5],
+        "def total(p):\n    return (p.log()[:, None] * (p > 0)[:, None]).sum()\nloss = total(x) + total(x + 1e-12)",
+        "1e-8",
+        None,
+    ),
+    "a mask of what failed": (
+        [0.5, 5.0],
+        "y = torch.sqrt(x - 1)\nvalid = ~torch.isnan(y)\nloss = (y * valid).sum() / valid.sum()",
+        "clamp_min",
+        None,
+    ),
+    "an error that a bound cuts off": (
+        [0.0, 9.0],
+        f"{NAN}y = torch.tensor([1.0, nan])\nloss = (x - y).abs().clamp(max=5.0).mean()",
+        "isnan(), 0, y",
+        "[known]",
+    ),
+    "a target that counts in another batch": (
+        [1.0, 2.0],
+        f"{NAN}loss = 0\nfor w in (0.0, 1.0):\n    y, w = torch.tensor([1.5, nan]), torch.tensor([1.0, w])\n"
+        '    loss = loss + (w * F.mse_loss(x, y, reduction="none")).sum()',
+        "isnan(), 0, y",
+        None,
+    ),
+    "a hook on a number on the way": (
+        [0.0, 200.0],
+        "p = x.softmax(0)\np.register_hook(lambda gradient: -gradient)\nloss = p.log().sum()",
+        "log_softmax",
+        None,
+    ),
+    "a gradient that is kept on the way": (
+        [0.0, 200.0],
+        "p = x.softmax(0)\np.retain_grad()\nloss = p.log().sum()",
+        "log_softmax",
+        None,
+    ),
+    "a division in place, of which backward needs the result": (
+        [0.0, 3.0],
+        "w, h = x * 1, x * 1\nh.div_(w)\nloss = h.square().sum()",
+        "h.copy_",
+        None,
+    ),
+    "a line that runs on a condition": (
+        [1.0, 2.0],
+        "loss = 0\nfor i in range(3):\n    d = torch.sqrt(x[i] - 1) if i < len(x) else x.sum()\n    loss = loss + d",
+        "x_ = x[i] - 1",
+        None,
+    ),
+    "a limit at the scale of nanometres": (
+        [1.0],
+        "z = torch.tensor([-2e-9, 0.0, 3e-9])\ny = 2e-9 * torch.tanh(z / 2e-9) / z\nloss = (x * y - 0.5).square().sum()",
+        "1.16",
+        None,
+    ),
+    "a limit whose slope by another number is small": (
+        [1.0],
+        "z = torch.tensor([-0.5, 0.0, 0.5])\ny = 0.02 * torch.sin(x * z) / z\nloss = 50 * y.sum()",
+        "0.02,",
+        None,
+    ),
+    "a limit that is differentiated again": (
+        [-0.5, 0.0, 0.5],
+        "u = torch.sin(x) / x\n(du,) = torch.autograd.grad(u.sum(), x, create_graph=True)\n"
+        "(ddu,) = torch.autograd.grad(du.sum(), x, create_graph=True)\nloss = (ddu + u).square().sum()",
+        "where(x == 0, 1",
+        None,
+    ),
+    "rows that have numbers": (
+        [1.0, 2.0],
+        f"{NAN}h = torch.tensor([[nan, 1.0], [3.0, 1.0], [0.5, 2.0]])\ni = torch.tensor([0, 1])\n"
+        "y = (h * x).sum(1)\nloss = y[i].square().sum()",
+        "h[kept]",
+        None,
+    ),
+    "what float16 rounds, before a dropout": (
+        [205.0, -203.0, 10.0],
+        "y = (x * x).sum(0).sqrt()\nloss = (y.float() - 289) ** 2 + F.dropout(x.float(), 0.5).sum() * 1e-3",
+        "vector_norm",
+        ".float()",
+        "float16",
+    ),
+    "a logarithm of a negative determinant": (
+        [0.0, 2.0],
+        "loss = torch.log(torch.det(torch.stack([x, x.flip(0)])))",
+        "slogdet",
+        None,
+    ),
+    "a name that the expression binds": (
+        [1.0],
+        "loss = 0\nfor z in (torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]])):\n"
+        "    u = z / (n := z.norm(dim=1, keepdim=True))\n    loss = loss + (u * x).sum() + (n * x).sum()",
+        "normalize",
+        None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_line_that_is_wrong_elsewhere_is_not_written(program, name):
+    numbers, lines, wrong, right, *dtype = WRONG[name]
+    origin = program.origins(numbers, lines, *dtype)[0]
+    code = "\n".join(each for each in origin.remedy.splitlines() if not each.startswith("#"))
+    assert (wrong not in code or origin.replaces is None) and (right or "") in code, origin
