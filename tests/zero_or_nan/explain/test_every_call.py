@@ -83,7 +83,8 @@ WRONG = {
     ),
     "a limit at the scale of nanometres": (
         [1.0],
-        "z = torch.tensor([-2e-9, 0.0, 3e-9])\ny = 2e-9 * torch.tanh(z / 2e-9) / z\nloss = (x * y - 0.5).square().sum()",
+        "z = torch.tensor([-2e-9, 0.0, 3e-9])\ny = 2e-9 * torch.tanh(z / 2e-9) / z\n"
+        "loss = (x * y - 0.5).square().sum()",
         "1.16",
         None,
     ),

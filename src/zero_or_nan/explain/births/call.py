@@ -50,6 +50,7 @@ class Call(NamedTuple):
         is_recorded: False under `no_grad`.
         needs_others: whether the call can't run again, because it exchanges tensors with other processes.
         is_old: whether the same place in the code made another call before the call that is explained.
+        is_decision: whether its result has no floats, such as the mask of `isnan`: the program decides by it.
     """
 
     func: Any
@@ -62,6 +63,7 @@ class Call(NamedTuple):
     is_recorded: bool = True
     needs_others: bool = False
     is_old: bool = False
+    is_decision: bool = False
 
     @property
     def plan(self) -> Plan:

@@ -227,7 +227,8 @@ class History:
             ]
         for each, tensor in calls:
             if self._births and not (tensor.is_floating_point() or tensor.is_complex()):
-                self._keep(Step(call, weakref.ref(tensor), None, 0, is_formula=False, key=id(tensor)))
+                each = each._replace(is_decision=True)
+                self._keep(Step(each, weakref.ref(tensor), None, 0, is_formula=False, key=id(tensor)))
             if (tensor.is_floating_point() or tensor.is_complex()) and not is_wrapped(tensor):
                 self.note(each._replace(casts=casts_on(tensor.device.type)), tensor, node_of(tensor))
 

@@ -75,6 +75,11 @@ class Program:
             parts[key] = parts[key].masked_scatter(bad, limit)
         return self.exact._replace(outcome=Outcome(parts.pop("the loss"), parts))
 
+    @property
+    def numbers(self) -> Calls:
+        """The calls that compute numbers, and not only what the program decides by, such as a mask."""
+        return [pair for pair in self.calls if not pair[1].is_decision]
+
     def elsewhere(self, call: Call) -> list[Call]:
         """Other calls from the place of a call, at most as many as are tried: a new line is for all of them."""
         constants = _constants(call)

@@ -205,10 +205,11 @@ def _safe_line(where: Call, division: Call, slope: str) -> str | None:
         return None
     safe = {text: f"{closed(above)} / torch.where({below} == 0, 1, {below})"}
     line = with_each_in([outer], safe)
-    is_function = isinstance(outer.node, ast.Call) and len(outer.node.args) == 3
-    if line is None or slope and not is_function:
+    if line is None:
         return None
     if slope:
+        if not isinstance(outer.node, ast.Call) or len(outer.node.args) != 3:
+            return None
         kept = [with_each(branch, safe) if branch is not others[0] else f"{branch} + {slope}" for branch in branches]
         line = outer.replaced_by(f"{ast.unparse(outer.node.func)}({outer.operands()[0]}, {kept[0]}, {kept[1]})")
     return f"{_WITH_SLOPE if slope else _WITHOUT_SLOPE}\n{line}"

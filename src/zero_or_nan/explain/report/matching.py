@@ -94,15 +94,14 @@ def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
             del texts[name]  # a call would run several times
     unknown = [name for name in tensors if name not in texts]
     written = texts | {name: free_name(name, call.place) for name in unknown}
-    others = {name: thing for name, thing in names.items() if name not in tensors}
-    own = {} if expression is None else _texts([*others], match, expression)  # a number may be a variable
-    written |= {name: own.get(name, repr(thing)) for name, thing in others.items()}
+    numbers = {} if expression is None else _texts([name for name in names if name not in tensors], match, expression)
+    written |= numbers | constants_of(match)
     source = rewrite.code
     if not has_functional(call.place):
         source = re.sub(r"\bF\.", "torch.nn.functional.", source)
     code = _short(ast.unparse(_Named(written).visit(ast.parse(source, mode="eval").body)))
     owner = None if expression is None else expression.overwrites()
-    is_lost = owner is not None and (call.is_recorded or not can_run_twice(owner))  # backward needs what it overwrites
+    is_lost = owner is not None and not can_run_twice(owner)
     is_lost |= expression is not None and any(isinstance(each, ast.NamedExpr) for each in ast.walk(expression.node))
     if owner is not None:
         code = f"{owner}.copy_({code})"
@@ -118,6 +117,14 @@ def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
             for name, (of, _) in _uses(unknown, match)
         ]
     return "\n".join([*head, *before, code]), None
+
+
+def constants_of(match: Match) -> dict[str, str]:
+    """The arguments that the line of a match has as constants, because no variable of the user is known for them."""
+    expression = expression_at(match.replaced[0].place, match.replaced[0].name)
+    others = {name: thing for name, thing in match.names.items() if not any(True for _ in tensors_in(thing))}
+    known = {} if expression is None else _texts([*others], match, expression)  # a number may be a variable
+    return {name: repr(thing) for name, thing in others.items() if name not in known}
 
 
 def _texts(names: Sequence[str], match: Match, last: Expression) -> dict[str, str]:

@@ -184,10 +184,8 @@ class Narration:
         is_derivative = bool(chains) and birth.phase == "backward" and chains[-1].call.name != birth.operator
         asked = {address(target) for target in diagnosis.targets if isinstance(target, Tensor)}
         asked |= self._history.hooked()
-        program = self._program()
-        of_pass = {"is_derivative": is_derivative, "asked": asked, "is_recorded": diagnosis.is_recorded}
-        advise = functools.partial(advice_on, module=module, program=program, **of_pass)
-        return tried_on(chains, advise)
+        of_pass = is_derivative, asked, diagnosis.is_recorded
+        return tried_on(chains, lambda chains: advice_on(chains, module, self._program(), *of_pass))
 
     def _without_rows(self, birth: Birth, names: Names) -> Advice:
         """What to write to leave out the rows that a birth came in with."""

@@ -82,8 +82,9 @@ def _filled(end: Chain, chains: Sequence[Chain], right: Tensor | None) -> Advice
     """The line with a number for each NaN of the target, if the loss does not depend on this number."""
     part = _Part(end, _line(end, chains)[-1:])
     gaps = part.target.isnan()
-    predictions = [each.detach() for key, each in part.alike.items() if key != id(part.target)]  # errors of 0, too
-    filled = [torch.where(gaps, fill, part.target) for fill in (0.0, 1.0, -100.0, *predictions)]
+    numbers = [torch.full_like(part.target, number) for number in (0.0, 1.0, -100.0)]
+    numbers += [each.detach() for key, each in part.alike.items() if key != id(part.target)]  # an error of 0, too
+    filled = [torch.where(gaps, each, part.target) for each in numbers]
     first, *others = [outcome(part.chain.run(given={id(part.target): each})).parts for each in filled]
     is_same = all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
     if not (is_same and are_finite(first)) or (right is not None and not torch.equal(first[0], right)):

@@ -32,13 +32,14 @@ from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.code import Place, printable
 from ..program.rerun import extra, without_side_effects
+from ..program.source import expression_at
 from ..program.tensors import address, are_finite, not_finite
 from .again import Again, Program, agree, once_more, position_of
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import filled, guarded, kept_away, rewritten
 from .left_out import masked_before, with_large_numbers, without_them
 from .limits import are_limits, have_limits, is_limit, ordinary
-from .matching import Match, line_of, matches
+from .matching import Match, constants_of, line_of, matches
 from .remedies import BEYOND, EPSILON, GROWTH
 from .vectors import with_other_values
 from .wide_calls import with_a_wider_conversion, with_moved_arguments, with_wider_arguments
@@ -181,7 +182,7 @@ def advice_on(
     if best is None or best.choice or best.replaces is None or best.is_coarse:
         is_known = best is not None and best.replaces is not None and not best.is_coarse
         is_known |= lost is not None and lost.is_beyond
-        wide = None if is_known else widened(chains, _AFTER_WIDER, module, program.calls, lost)
+        wide = None if is_known else widened(chains, _AFTER_WIDER, module, program.numbers, lost)
         wide = wide or with_a_wider_conversion(failed.call, program) or with_wider_arguments(failed, program)
         if wide is not None:
             text, replaces, until = wide
@@ -192,12 +193,9 @@ def advice_on(
     if lost is None and (best is None or best.choice):
         others = [Chain(call).run().result for call in program.elsewhere(failed.call)]
         at_gap: Sequence[Any] | None = None if others else kept_away(failed)
-        at_gap = (
-            at_gap
-            or (filled(failed) if are_finite(others) and not is_recorded else None)
-            or masked_before(chains, program)
-        )
-        at_gap = at_gap or with_large_numbers(failed.call, program)
+        if at_gap is None and are_finite(others) and not is_recorded:
+            at_gap = filled(failed)  # the limit of this call is no limit of another one
+        at_gap = at_gap or masked_before(chains, program) or with_large_numbers(failed.call, program)
         holds = partial(_holds_elsewhere, program=program)
         at_gap = at_gap or without_them(failed.call, program, None if best is None else best.line, holds)
         at_gap = at_gap or (with_moved_arguments(failed, program) if best is None or best.replaces is None else None)
@@ -276,10 +274,18 @@ def tried(
             is_cut = len({call.is_recorded for call in match.replaced}) > 1  # the line would get the gradient back
             inner = [made for made, call in chain.made.values() if any(map(call.is_same, match.replaced[1:]))]
             is_cut |= any(address(made) in asked for made in inner)
+            operands = match.replaced[0].tensors()
+            is_cut |= any(id(each) in chain.wanted for each in operands) and _overwrites(match.replaced[0])
             if not is_cut and any(call.is_again(chains[-1].call) for call in match.replaced):
                 found = _try(each, match, chain, chains, lost, program, is_derivative)
                 if found is not None and _holds_elsewhere(each, match, program):
                     yield found
+
+
+def _overwrites(call: Call) -> bool:
+    """Whether a call is written in place. Its line reads, for backward, what it overwrites."""
+    expression = expression_at(call.place, call.name)
+    return expression is not None and expression.overwrites() is not None
 
 
 def _try(
@@ -367,25 +373,23 @@ def _is_outside(chain: Chain, plain: Run) -> bool:
 def _holds_elsewhere(rewrite: Rewrite, match: Match, program: Program) -> bool:
     """Whether a rewrite is right at the other calls of its line, too, where these gave numbers: the line is for all."""
     made = {key: (tensor, each) for key, each in program.calls for tensor in each.tensors()[:1]}  # only calls are read
+    written = constants_of(match)
     for call in program.elsewhere(match.replaced[0]):
         again = next(matches(rewrite.pattern, call, Chain(call, made), Match({}, ())), None)
-        if again is None or _constants(again) != _constants(match):
+        if again is None or any(repr(again.names[name]) != text for name, text in written.items()):
             return False
         given = {id(thing): thing for thing in again.names.values() if isinstance(thing, Tensor)}
         chain = Chain(call, made, {key for key, tensor in given.items() if tensor.is_floating_point()})
         try:
             before = outcome(chain.run(given=given), given)
             exact = outcome(chain.run(torch.float64, given), given).defined()
-            if not _agrees(outcome(_by_rewrite(rewrite, again.names, chain, given, None)), before, exact, True):
+            after = outcome(_by_rewrite(rewrite, again.names, chain, given, None))
+            known = [torch.where(it.isfinite(), now, 0) for now, it in zip(after.parts, exact.parts, strict=True)]
+            if not _agrees(Outcome(known[0], dict(zip(after.gradients, known[1:], strict=True))), before, exact, True):
                 return False
         except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):
             return False
     return True
-
-
-def _constants(match: Match) -> dict[str, str]:
-    """What the names of a pattern stand for that are no tensors."""
-    return {name: repr(thing) for name, thing in match.names.items() if not isinstance(thing, Tensor)}
 
 
 def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
