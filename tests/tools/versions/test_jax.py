@@ -24,7 +24,7 @@ SAID = {
     "where-over-division": {
         "with and without `jit`": r"one where: \[ nan 0\.25\] in jit: \[ nan 0\.25\]",
         "the same fix works": r"two wheres: \[0\. +0\.25\]",
-        "also stops in the loss, whose value is right": rf"the loss: 1\.5\n(?:.*\n)?{STOPS} div$",
+        "also stops in the loss, although its value is right": rf"the loss: 1\.5\n(?:.*\n)?{STOPS} div$",
     },
     "nansum-nanmean": {
         "the gradient of `nansum` after a product is NaN": "nansum: nan$",
@@ -55,21 +55,21 @@ SAID = {
     "losses-and-geometry": {
         "formula by hand breaks at the same logit": "BCE by hand: inf nan",
         "`log_sigmoid` gives the right gradient": r"BCE: 20\.0 1\.0",
-        "`rel_entr` does so even if": r"\[ 0\. +0\.25 -0\.25\]",
+        "`rel_entr` also gives it if a masked logit has the target 0": r"\[ 0\. +0\.25 -0\.25\]",
         "gradient of a norm at 0 is NaN": r"norm of zeros: \[nan nan\]",
     },
     "attention": {
-        "gradient of every value is also NaN": r"softmax of -inf: \[1\.5 nan\] \[nan nan nan\]",
+        "is NaN in JAX too, and so is the gradient of every value": r"softmax of -inf: \[1\.5 nan\] \[nan nan nan\]",
         "the row is 0": r"softmax\(where=\): \[1\.5 0\. \] \[0\.5 0\.5 0\. \]",
         "the mean of all values": r"dot_product_attention: \[1\.5 4\. \]",  # of 1, 2 and 9
     },
     "undefined": {
         "same infinite slopes of `sqrt` and `arccos`": "sqrt: inf arccos: -inf",
-        "its norm of zeros and its `std` of equal elements give NaN": (
+        "NaN for its norm of zeros and its `std` of equal elements": (
             r"^norm: \[nan nan\](?:.*\n)std of equal elements: \[nan nan\]"
         ),
         "The slope of `hypot` is finite": r"hypot: 0\.5$",
-        "Two `where` choose 0 for the norm, and also in a gradient penalty": (
+        "Two `where` choose 0 for the norm, even in a gradient penalty": (
             r"two wheres: \[0\. 0\.\]\ngradient penalty: \[0\. 0\.\]"
         ),
     },
@@ -80,9 +80,9 @@ SAID = {
         ),
     },
     "six-spellings-of-max": {
-        "the slope of `abs` at 0 is 1": r"\(y \+ abs\(y\)\) / 2: 1\.0,",
-        "the slope of `clip` is 0.5": r"clip: 0\.5,",
-        "a slope of 0 also becomes NaN, and every other": (
+        "`abs` has the slope 1 at 0": r"\(y \+ abs\(y\)\) / 2: 1\.0,",
+        "`clip` has 0.5": r"clip: 0\.5,",
+        "a slope of 0 becomes NaN here too, and every other": (
             r": 0\.0, of sqrt: nan\n(?:.*: [01]\.[05], of sqrt: inf\n?){3}\Z"
         ),
     },
