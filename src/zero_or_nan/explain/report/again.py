@@ -201,7 +201,7 @@ class _Run:
         if leaves and loss.requires_grad:
             options = {"allow_unused": True, "materialize_grads": True}
             gradients = list(torch.autograd.grad(loss, leaves, weights(loss), **options))
-        found = {(key, 1): each for key, each in zip(self._leaves, gradients, strict=True)}
+        found = {(key, 1): each.detach() for key, each in zip(self._leaves, gradients, strict=True)}
         return Again(Outcome(loss.detach(), found), self._kept, self._is_alike)
 
     def _moved(self, tensor: Tensor) -> Tensor:
