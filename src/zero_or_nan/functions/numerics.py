@@ -47,8 +47,8 @@ class Numerics:
         ignores_infinity: whether an operand of -inf is a way to leave an element out.
         needs_one: whether the value is infinite only if every element was left out, or the one that counts.
         makes: "numbers" if the function computes; "nothing" if the result has the memory of an argument, or no floats;
-            "no graph" if the result is an argument without its graph; "data" if the function brings in numbers from
-            elsewhere; "memory" if it leaves the memory as it is.
+            "no graph" if the result is an argument without its graph, or a mask of it; "data" if the function brings in
+            numbers from elsewhere; "memory" if it leaves the memory as it is.
         replaces: whether the function computes nothing, in place, from what it overwrites.
         compares: whether the function compares a prediction with a target.
         is_open: whether equal values leave open which vectors the function gives.

@@ -226,6 +226,7 @@ class History:
                 for at, tensor in enumerate(tensors_in(result))
             ]
         for each, tensor in calls:
+            # A mask of what failed changes with it. Before the first birth, nothing that a trial changes can be in one.
             if self._births and not (tensor.is_floating_point() or tensor.is_complex()):
                 each = each._replace(is_decision=True)
                 self._keep(Step(each, weakref.ref(tensor), None, 0, is_formula=False, key=id(tensor)))

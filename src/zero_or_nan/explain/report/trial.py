@@ -194,7 +194,7 @@ def advice_on(
         others = [Chain(call).run().result for call in program.elsewhere(failed.call)]
         at_gap: Sequence[Any] | None = None if others else kept_away(failed)
         if at_gap is None and are_finite(others) and not is_recorded:
-            at_gap = filled(failed)  # the limit of this call is no limit of another one
+            at_gap = filled(failed)  # the new line has the limit of one call as a number
         at_gap = at_gap or masked_before(chains, program) or with_large_numbers(failed.call, program)
         holds = partial(_holds_elsewhere, program=program)
         at_gap = at_gap or without_them(failed.call, program, None if best is None else best.line, holds)
@@ -229,7 +229,7 @@ def advice_on(
 def advice_at_gap(chains: Sequence[Chain], program: Program) -> Advice:
     """The advice for a `where` that leaves out 0 / 0 where the formula has a limit."""
     is_alone = are_finite([Chain(call).run().result for call in program.elsewhere(chains[-1].call)])
-    found = guarded(chains) if is_alone else None  # what one call tends to is written down for all of them
+    found = guarded(chains) if is_alone else None  # the new line has the slope of one call as a number
     return NOTHING_TRIED if found is None else Advice(found.remedy, found.replaces, is_only=found.has_slope)
 
 
@@ -283,7 +283,7 @@ def tried(
 
 
 def _overwrites(call: Call) -> bool:
-    """Whether a call is written in place. Its line reads, for backward, what it overwrites."""
+    """Whether the user's line writes the result over an operand. Backward of a rewrite may need the old numbers."""
     expression = expression_at(call.place, call.name)
     return expression is not None and expression.overwrites() is not None
 
@@ -371,7 +371,7 @@ def _is_outside(chain: Chain, plain: Run) -> bool:
 
 
 def _holds_elsewhere(rewrite: Rewrite, match: Match, program: Program) -> bool:
-    """Whether a rewrite is right at the other calls of its line, too, where these gave numbers: the line is for all."""
+    """Whether a rewrite agrees with the other calls of its line, wherever they have numbers: the line is for all."""
     made = {key: (tensor, each) for key, each in program.calls for tensor in each.tensors()[:1]}  # only calls are read
     written = constants_of(match)
     for call in program.elsewhere(match.replaced[0]):
@@ -442,7 +442,7 @@ def _is_coarse(rewrite: Rewrite, call: Call, program: Program) -> bool:
     """Whether a rewrite gives a loss that is known, and not near the exact one."""
     is_known = program.exact is not None and program.exact.outcome.is_finite
     if program.loss and not program.fails_again:
-        return True  # a dropout may be in it
+        return True  # the loss is unknown, for example because of a dropout
     now = _loss_with_rewrite(program, rewrite, call, None) if is_known else None
     return now is not None and not agree(now, program.exact, 5e-3)
 
