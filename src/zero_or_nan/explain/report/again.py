@@ -75,6 +75,11 @@ class Program:
             parts[key] = parts[key].masked_scatter(bad, limit)
         return self.exact._replace(outcome=Outcome(parts.pop("the loss"), parts))
 
+    @cached_property
+    def made(self) -> dict[int, tuple[Tensor, Call]]:
+        """The calls as a chain has them. The tensors are placeholders, because only the calls are read."""
+        return {key: (tensor, call) for key, call in self.calls for tensor in call.tensors()[:1]}
+
     @property
     def numbers(self) -> Calls:
         """The calls that compute numbers, and not only what the program decides by, such as a mask."""

@@ -94,8 +94,7 @@ def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
             del texts[name]  # a call would run several times
     unknown = [name for name in tensors if name not in texts]
     written = texts | {name: free_name(name, call.place) for name in unknown}
-    numbers = {} if expression is None else _texts([name for name in names if name not in tensors], match, expression)
-    written |= numbers | constants_of(match)
+    written |= {name: text or repr(names[name]) for name, text in numbers_of(match).items()}
     source = rewrite.code
     if not has_functional(call.place):
         source = re.sub(r"\bF\.", "torch.nn.functional.", source)
@@ -119,12 +118,12 @@ def line_of(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
     return "\n".join([*head, *before, code]), None
 
 
-def constants_of(match: Match) -> dict[str, str]:
-    """The arguments that the line of a match has as constants, because no variable of the user is known for them."""
+def numbers_of(match: Match) -> dict[str, str | None]:
+    """The user's expression for each name that stands for no tensor; None if the new line has a constant instead."""
     expression = expression_at(match.replaced[0].place, match.replaced[0].name)
-    others = {name: thing for name, thing in match.names.items() if not any(True for _ in tensors_in(thing))}
-    known = {} if expression is None else _texts([*others], match, expression)  # a number may be a variable
-    return {name: repr(thing) for name, thing in others.items() if name not in known}
+    names = [name for name, thing in match.names.items() if not any(True for _ in tensors_in(thing))]
+    known = {} if expression is None else _texts(names, match, expression)
+    return {name: known.get(name) for name in names}
 
 
 def _texts(names: Sequence[str], match: Match, last: Expression) -> dict[str, str]:

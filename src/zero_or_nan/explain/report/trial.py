@@ -39,7 +39,7 @@ from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost
 from .gaps import filled, guarded, kept_away, rewritten
 from .left_out import masked_before, with_large_numbers, without_them
 from .limits import are_limits, have_limits, is_limit, ordinary
-from .matching import Match, constants_of, line_of, matches
+from .matching import Match, line_of, matches, numbers_of
 from .remedies import BEYOND, EPSILON, GROWTH
 from .vectors import with_other_values
 from .wide_calls import with_a_wider_conversion, with_moved_arguments, with_wider_arguments
@@ -191,9 +191,9 @@ def advice_on(
             situation = "" if constant_lost(lost, failed) is None else EPSILON
             return Advice(text, replaces, until, exact, situation=situation, tried=tuple(known))
     if lost is None and (best is None or best.choice):
-        others = [Chain(call).run().result for call in program.elsewhere(failed.call)]
-        at_gap: Sequence[Any] | None = None if others else kept_away(failed)
-        if at_gap is None and are_finite(others) and not is_recorded:
+        elsewhere = _results_elsewhere(failed.call, program)
+        at_gap: Sequence[Any] | None = None if elsewhere else kept_away(failed)
+        if at_gap is None and are_finite(elsewhere) and not is_recorded:
             at_gap = filled(failed)  # the new line has the limit of one call as a number
         at_gap = at_gap or masked_before(chains, program) or with_large_numbers(failed.call, program)
         holds = partial(_holds_elsewhere, program=program)
@@ -228,7 +228,7 @@ def advice_on(
 
 def advice_at_gap(chains: Sequence[Chain], program: Program) -> Advice:
     """The advice for a `where` that leaves out 0 / 0 where the formula has a limit."""
-    is_alone = are_finite([Chain(call).run().result for call in program.elsewhere(chains[-1].call)])
+    is_alone = are_finite(_results_elsewhere(chains[-1].call, program))
     found = guarded(chains) if is_alone else None  # the new line has the slope of one call as a number
     return NOTHING_TRIED if found is None else Advice(found.remedy, found.replaces, is_only=found.has_slope)
 
@@ -370,16 +370,20 @@ def _is_outside(chain: Chain, plain: Run) -> bool:
     return any(bool(((each < least) | (each > most)).any()) for each in numbers if each.is_floating_point())
 
 
+def _results_elsewhere(call: Call, program: Program) -> list[Tensor]:
+    """The results of the other calls of a call's line."""
+    return [Chain(other).run().result for other in program.elsewhere(call)]
+
+
 def _holds_elsewhere(rewrite: Rewrite, match: Match, program: Program) -> bool:
     """Whether a rewrite agrees with the other calls of its line, wherever they have numbers: the line is for all."""
-    made = {key: (tensor, each) for key, each in program.calls for tensor in each.tensors()[:1]}  # only calls are read
-    written = constants_of(match)
+    constants = [name for name, text in numbers_of(match).items() if text is None]
     for call in program.elsewhere(match.replaced[0]):
-        again = next(matches(rewrite.pattern, call, Chain(call, made), Match({}, ())), None)
-        if again is None or any(repr(again.names[name]) != text for name, text in written.items()):
+        again = next(matches(rewrite.pattern, call, Chain(call, program.made), Match({}, ())), None)
+        if again is None or any(repr(again.names[name]) != repr(match.names[name]) for name in constants):
             return False
         given = {id(thing): thing for thing in again.names.values() if isinstance(thing, Tensor)}
-        chain = Chain(call, made, {key for key, tensor in given.items() if tensor.is_floating_point()})
+        chain = Chain(call, program.made, {key for key, tensor in given.items() if tensor.is_floating_point()})
         try:
             before = outcome(chain.run(given=given), given)
             exact = outcome(chain.run(torch.float64, given), given).defined()
@@ -452,8 +456,7 @@ def _loss_with_rewrite(program: Program, rewrite: Rewrite, call: Call, dtype: to
     at = position_of(call, program.calls)
     if at is None:
         return None
-    made = {key: (tensor, each) for key, each in program.calls for tensor in each.tensors()[:1]}  # only calls are read
-    changed = _with_rewrite(Chain(program.calls[at][1], made), rewrite, call)
+    changed = _with_rewrite(Chain(program.calls[at][1], program.made), rewrite, call)
     return None if changed is None else once_more(program, dtype=dtype, changed={at: changed.call})
 
 
