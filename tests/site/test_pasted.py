@@ -62,10 +62,10 @@ def names(found):
 #
 #     40 texts: 65 % and 75 %     60 texts: 77 % and 85 %     60 texts: 85 % and 92 %
 #     40 texts: 65 % and 92 %     60 texts: 80 % and 93 %     60 texts: 77 % and 85 %
-#     60 texts: 82 % and 92 %     60 texts: 85 % and 97 %
+#     60 texts: 82 % and 92 %     60 texts: 85 % and 97 %     120 texts: 88 % and 97 %
 #
 # No wrong page opened. After each run, the mistakes were repaired, and the texts were rewritten and added to "work",
-# but for those of the last two rounds.
+# but for those of the last three rounds.
 # For a new text, expect what the first runs gave, and not the numbers of this test. During the last repairs, the list
 # was run on five samples of unknown threads, 193 texts. The first page was right for 80 %, 76 %, 82 %, 82 % and 88 %,
 # and one of three for 85 %, 82 %, 88 %, 94 % and 97 %: as before these repairs. A sample of 46 invented texts of the
@@ -222,6 +222,16 @@ FIRST = [
     ("my time series has some values missing", "two-penguins"),
     ("(w * x)[:2].sum().backward()  # w.grad is nan", "slicing-nan"),
     ("r = (lp - lp_old).exp()  # inf", "losses-and-geometry"),
+    # What was found out comes before names of functions: a scaler, another dtype, one GPU, a number of steps.
+    ("the scaler always overflows, and the LayerNorm gradients are nan", "mixed-precision"),
+    ("nan with sdpa attention in bf16, the same script in fp32 trains normally", "mixed-precision"),
+    ("one GPU is fine, 8 GPUs with bf16 give nan", "one-poisoned-rank"),
+    ("NaN after 5K steps. Would gradient clipping be enough?", "divergence"),
+    ("WARNING: distogram loss is NaN.\nWARNING: masked_msa loss is NaN.", "find-it-in-your-model"),
+    ("keep = ~y.isnan()\nloss = F.huber_loss(x, y)[keep].sum()  # x.grad is nan", "two-penguins"),
+    ("torch.clamp_min(x, 0.0).backward()  # 1.0, and relu has 0.0 at the same point", "six-spellings-of-max"),
+    ("out.backward(torch.ones(2, 3))  # what does it mean?", "backward-gradient-argument"),
+    ("a gradient penalty: why are the grad_outputs ones?", "backward-gradient-argument"),
 ]
 
 

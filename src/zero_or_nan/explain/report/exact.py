@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
         return Outcome(value, dict(zip(self.gradients, gradients, strict=True)))
 
     def defined(self) -> Outcome:
-        """The outcome with NaN slopes where the value is not finite: PyTorch's log has a slope even at a negative x."""
+        """The outcome, with NaN slopes where its value is not finite: `log` has a slope even at a negative x."""
         none = not_finite(self.value)
         are_gone = {key: none.all() if each.shape != none.shape else none for key, each in self.gradients.items()}
         gradients = {key: each.masked_fill(are_gone[key], math.nan) for key, each in self.gradients.items()}
