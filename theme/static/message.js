@@ -40,6 +40,11 @@ const PARAMETERS = /(?<![\w.])(?:\w+\.)+(?:weight|bias)\b(?!\.|\()/gi;
 // A counter of a log that has counted no NaN.
 const COUNTED = /\b(?:number of )?nan[ _](?:iterations|steps|batches|count)['"]? *[:=] *0\b/gi;
 const CANDIDATES = 3;
+// How much the first places in the order of the rules count, how much a page that is learned to be certain, and which sum
+// a page needs that no rule names.
+const PLACES = [1, 0.55, 0.4];
+const LEARNED = 2;
+const SHOWN = 0.3;
 
 // A word that somebody emphasized: the loss is _nan_, the gradient is **zero**.
 const EMPHASIZED = /(?<!\w)[_*]{1,2}(nan|inf|none|zero|0)[_*]{1,2}(?!\w)/gi;
@@ -104,6 +109,31 @@ function fitting({ symptom, rules, pages }, text, said) {
   });
 }
 
+/** How probable it is that each page answers a text, by the words of other texts. The page "" stands for none. */
+function learned({ pages, bias, terms }, text) {
+  const words = text.toLowerCase().match(/[a-z]+/g) ?? [];
+  const pairs = words.slice(1).map((word, at) => `${words[at]} ${word}`);
+  const found = [...new Set([...words, ...pairs])].filter((term) => Object.hasOwn(terms, term));
+  const scores = [...bias];
+  for (const term of found) for (const [at, weight] of terms[term]) scores[at] += weight / Math.sqrt(found.length);
+  return new Map(pages.map((name, at) => [name, 1 / (1 + Math.exp(-scores[at]))]));
+}
+
+/** The pages of the rules, and those that are learned, in the order of both. There are none if "none" is the first. */
+function weighed({ pages, learned: known }, found, text) {
+  const scores = new Map([...found.keys()].slice(0, CANDIDATES).map((key, place) => [key, PLACES[place]]));
+  if (!found.size) scores.set("", PLACES[0]);
+  const whole = new Map();
+  for (const [name, chance] of learned(known, text)) {
+    const key = name && path(pages[name]);
+    whole.set(key, pages[name]);
+    scores.set(key, (scores.get(key) ?? 0) + LEARNED * chance);
+  }
+  const order = [...scores].filter(([key, score]) => found.has(key) || score >= SHOWN).sort((one, other) => other[1] - one[1]);
+  if (order[0][0] === "") return [];
+  return order.filter(([key]) => key).map(([key]) => found.get(key) ?? whole.get(key));
+}
+
 /**
  * Recognise a pasted text. The result has three fields:
  *
@@ -120,10 +150,9 @@ function recognised(list, pasted) {
   const reported = linked(text, list.pages);
   const [first, ...others] = fitting(list, text, said);
   const known = first?.pages.length && (!error || [first, ...others].some(({ kind }) => kind !== "hint"));
-  if (!reported.length && !known) return { pages: [], opens: false, kind: first?.kind };
   const own = known ? first.pages : [];
-  const rest = [...own.slice(1), ...others.flatMap((rule) => rule.pages)];
-  const hinting = others.filter(({ kind }) => kind === "hint");
+  const rest = known ? [...own.slice(1), ...others.flatMap((rule) => rule.pages)] : [];
+  const hinting = known ? others.filter(({ kind }) => kind === "hint") : [];
   const hints = hinting.flatMap((rule) => rule.pages);
   // Code and words decide between the pages of a message. The further pages of a hint are too weak for this.
   const same = ({ pages: [hint] }) => own.filter((page) => path(page) === path(hint));
@@ -135,7 +164,8 @@ function recognised(list, pasted) {
   }
   const exact = first?.opens && new RegExp(first.pattern, "i").test(error ?? said);
   const opens = reported.length ? new Set(reported.map(path)).size === 1 : Boolean(exact);
-  return { pages: [...best.values()].slice(0, CANDIDATES), opens, kind: first?.kind };
+  const pages = reported.length || exact ? [...best.values()] : weighed(list, best, text);
+  return { pages: pages.slice(0, CANDIDATES), opens, kind: first?.kind };
 }
 
 function element(name, ...content) {

@@ -1,7 +1,11 @@
-"""What the box for pasted messages knows: `chapters/messages.toml`, checked, as the data that `message.js` reads."""
+"""What the box for pasted messages knows, checked, as the data that `message.js` reads.
+
+These are the rules of `chapters/messages.toml`, and what is learned from the texts of `chapters/pasted.json`.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -9,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..project import Problem, Project
+from .learned import learned
 
 MESSAGES = Path("chapters") / "messages.toml"
+TEXTS = Path("chapters") / "pasted.json"
 KINDS = ("message", "node", "grows", "hint", "other")
 FLAGS = ("opens", "symptom", "nan")
 _NODE = r"(?:Function '?(?=\w+'? returned nan)|Error detected in )"
@@ -18,12 +24,13 @@ _NODE = r"(?:Function '?(?=\w+'? returned nan)|Error detected in )"
 
 
 def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sentences with their places, and the rules in their order, each with one regular expression.
+    """The sentences with their places, the rules in their order, and what is learned from texts.
 
     `records` are the addresses, the pages and the headings of all sections, from `search.records`.
 
     Raises:
-        Problem: if a rule is not as the file says, or names a page, a section or a node that does not exist.
+        Problem: if a rule is not as the file says, or if a rule or a text names a page, a section or a node that does
+            not exist.
     """
     table = tomllib.loads((project.root / MESSAGES).read_text(encoding="utf-8"))
     places = {record["address"]: record for record in records}
@@ -52,7 +59,10 @@ def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str
             raise Problem(f"{where} has a regular expression that can't be read: {error}") from error
         flags = {flag: rule[flag] for flag in FLAGS if flag in rule}
         rules.append({"kind": kinds[0], "pattern": pattern, "pages": rule["pages"], **flags})
-    return {"symptom": "|".join(table["symptom"]), "rules": rules, "pages": pages}
+    texts = json.loads((project.root / TEXTS).read_text(encoding="utf-8"))
+    if lacking := {name for text in texts for name in text["expect"]} - set(pages):
+        raise Problem(f"{TEXTS} names {', '.join(sorted(lacking))}, but {MESSAGES} has no sentence for it: add one")
+    return {"symptom": "|".join(table["symptom"]), "rules": rules, "pages": pages, "learned": learned(texts)}
 
 
 def _node(names: list[str], nodes: list[str], where: str) -> str:

@@ -1,10 +1,13 @@
 """The list of messages: what the browser gets of it, and that a missing page, section or node stops the build."""
 
+import json
+import math
 from types import SimpleNamespace
 
 import pytest
 
-from tools.pages.messages import MESSAGES, messages
+from tools.pages.learned import learned
+from tools.pages.messages import MESSAGES, TEXTS, messages
 from tools.project import Problem
 
 RECORDS = [
@@ -38,6 +41,13 @@ grows = 'loss'
 pages = ["two"]
 """
 
+KNOWN = [
+    {"text": "sqrt gives nan", "expect": ["two"]},
+    {"text": "why does sqrt give nan", "expect": ["two", "two#why"]},
+    {"text": "no space on the disk", "expect": []},
+    {"text": "no space on my other disk", "expect": []},
+]
+
 
 @pytest.fixture
 def listed(tmp_path):
@@ -45,8 +55,9 @@ def listed(tmp_path):
     (tmp_path / "chapters").mkdir()
     project = SimpleNamespace(root=tmp_path, path=lambda name: f"{name}.html")
 
-    def read(text):
+    def read(text, known=KNOWN):
         (tmp_path / MESSAGES).write_text(text, encoding="utf-8")
+        (tmp_path / TEXTS).write_text(json.dumps(known), encoding="utf-8")
         return messages(project, RECORDS)
 
     return read
@@ -80,3 +91,22 @@ def test_a_list_that_is_wrong_stops_the_build_and_says_where(listed, old, new, s
     assert old in LIST
     with pytest.raises(Problem, match=said):
         listed(LIST.replace(old, new))
+
+
+def test_a_text_whose_page_has_no_sentence_stops_the_build(listed):
+    with pytest.raises(Problem, match="pasted.json names three, but .* has no sentence"):
+        listed(LIST, [*KNOWN, {"text": "nan", "expect": ["two", "three"]}])
+
+
+def test_what_is_learned_is_how_probable_each_page_is_for_the_words_of_a_text():
+    found = learned(KNOWN)
+    assert found["pages"] == ["", "two", "two#why"] and "on my" not in found["terms"]  # only one text has these words
+
+    def chance(text, page):
+        terms = [found["terms"][word] for word in text.split() if word in found["terms"]]
+        weights = [dict(map(tuple, each)).get(found["pages"].index(page), 0) for each in terms]
+        score = found["bias"][found["pages"].index(page)] + sum(weights) / math.sqrt(len(terms))
+        return 1 / (1 + math.exp(-score))
+
+    assert chance("sqrt nan", "two") > 0.8 > 0.2 > chance("sqrt nan", "")
+    assert chance("no disk", "") > 0.8 > 0.2 > chance("no disk", "two") and chance("sqrt", "two#why") < 0.8
