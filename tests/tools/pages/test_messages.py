@@ -108,5 +108,5 @@ def test_what_is_learned_is_how_probable_each_page_is_for_the_words_of_a_text():
         score = found["bias"][found["pages"].index(page)] + sum(weights) / math.sqrt(len(terms))
         return 1 / (1 + math.exp(-score))
 
-    assert chance("sqrt nan", "two") > 0.8 > 0.2 > chance("sqrt nan", "")
-    assert chance("no disk", "") > 0.8 > 0.2 > chance("no disk", "two") and chance("sqrt", "two#why") < 0.8
+    assert chance("sqrt nan", "two") > 0.7 > 0.3 > chance("sqrt nan", "")
+    assert chance("no disk", "") > 0.7 > 0.3 > chance("no disk", "two") and chance("sqrt", "two#why") < 0.8
