@@ -31,7 +31,12 @@ def _numbers(tree: ast.Module) -> frozenset[tuple[str, object]]:
 
 def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
     """The names in a file, each with an expression that it gets: by an assignment, as a default, or in a call."""
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(tree)]
+    functions = {node.name: node.args for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    for node in nodes:
+        if isinstance(node, ast.Call) and (arguments := functions.get(ast.unparse(node.func).rpartition(".")[2])):
+            names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+            yield from zip(names[names[:1] == ["self"] :], node.args, strict=False)
         if isinstance(node, ast.Assign):
             pairs = [(target, node.value) for target in node.targets]
             for target, value in pairs:

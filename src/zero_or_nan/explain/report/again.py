@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,16 +18,16 @@ from ..births.call import Call
 from ..births.chain import in_dtype, view_like
 from ..program.rerun import on_copies, without_side_effects
 from ..program.tensors import node_of
-from .conversion import Calls
+from .conversion import Calls, Change
 from .exact import Outcome, weights
 from .limits import Slopes, beside, limits_of_slopes
-
-Change = Callable[[Tensor], Tensor]
-"""A function that is applied to an operand before a call reads it."""
 
 MOST_NUMBERS = 20_000_000
 """The largest total size of all operands for which the calls run again."""
 
+
+_NOISE = 1e-15
+"""The relative size of a change in the last digits of a number in float64."""
 
 _MOST_ELSEWHERE = 12
 """About how many other calls of a line are tried."""
@@ -61,6 +62,19 @@ class Program:
         return once_more(self, dtype=torch.float64) if self.fails_again else None
 
     @cached_property
+    def is_steady(self) -> bool:
+        """Whether float64 has enough digits for the calls: a change of the last digits changes no gradient as a whole.
+
+        A part of it may change: at a kink, such as the bound of a clamp, a last digit decides between two slopes.
+        """
+        exact, noisy = self.exact, once_more(self, dtype=torch.float64, noise=_NOISE)
+        if exact is None or noisy is None:
+            return False
+        pairs = [*zip(noisy.outcome.parts, exact.outcome.parts, strict=True)]
+        largest = max(float(right.norm()) for _, right in pairs)
+        return all(float((now - right).norm()) <= float(right.norm()) + 1e-10 * largest for now, right in pairs)
+
+    @cached_property
     def limits(self) -> Mapping[Any, tuple[Tensor, Tensor]]:
         """Where the loss or its gradients are not finite, and their limits there, if these are known."""
         return {} if self.exact is None else limits_of_slopes(self.exact.slopes, self._beside(self.exact.kept))
@@ -79,6 +93,11 @@ class Program:
     def made(self) -> dict[int, tuple[Tensor, Call]]:
         """The calls as a chain has them. The tensors are placeholders, because only the calls are read."""
         return {key: (tensor, call) for key, call in self.calls for tensor in call.tensors()[:1]}
+
+    @cached_property
+    def writes(self) -> Counter[int]:
+        """By the identity of a tensor, how many of the calls write into it."""
+        return Counter(id(call.args[0]) for _, call in self.calls if call.plan.in_place and call.args)
 
     @property
     def numbers(self) -> Calls:
@@ -152,7 +171,7 @@ def once_more(
     """
     if program.loss is None:
         return None
-    run = _Run(take, dtype, noise)
+    run = _Run(take, dtype, noise, program.writes)
     try:
         with without_side_effects():
             for at, (key, call) in enumerate(program.calls):
@@ -165,8 +184,10 @@ def once_more(
 
 
 class _Run:
-    def __init__(self, take: Callable[[Tensor], Tensor], dtype: torch.dtype | None, noise: float) -> None:
-        self._take, self._dtype, self._noise = take, dtype, noise
+    def __init__(
+        self, take: Callable[[Tensor], Tensor], dtype: torch.dtype | None, noise: float, writes: Counter[int]
+    ) -> None:
+        self._take, self._dtype, self._noise, self._writes = take, dtype, noise, writes
         self._generator = torch.Generator().manual_seed(0)
         self._made: dict[int, Tensor] = {}
         self._came: dict[int, Tensor] = {}
@@ -230,6 +251,8 @@ class _Run:
     def _value(self, tensor: Tensor) -> Tensor:
         base, made = tensor._base, self._made.get(id(tensor))
         is_leaf = tensor.requires_grad and node_of(tensor) is None
+        if (is_leaf or not tensor.requires_grad) and tensor._version > self._writes[id(tensor)]:
+            made = None  # the program wrote into it by a call that is not among these
         if made is not None:
             self._compare(made, tensor)
             if not is_leaf:

@@ -7,7 +7,8 @@ result of the line is converted back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,6 +24,9 @@ from .exact import texts_of
 
 Calls = Sequence[tuple[int, Call]]
 """Calls in order of time, each with the identity of its result."""
+
+Change = Callable[[Tensor], Tensor]
+"""A function that is applied to an operand before a call reads it."""
 
 
 class Line(NamedTuple):
@@ -80,8 +84,11 @@ class Line(NamedTuple):
                     value = value.to(self.dtype)
                 return value
 
+            taken = [each for each in call.tensors() if _now(each, wide) is not each]
+            if not is_here and any(_NARROW[self.dtype].search(text) for thing, text in texts_of(call) if _is_in(thing, taken)):
+                return None  # in the program, x.float() was x itself, and therefore no call
             try:
-                if is_here or any(_now(each, wide) is not each for each in call.tensors()):
+                if is_here or taken:
                     args, kwargs = tree_map_only(Tensor, put, (tuple(call.args), dict(call.kwargs)))
                     with rerun():
                         result: Any = call.again(on_copies(args), on_copies(kwargs))
@@ -92,6 +99,19 @@ class Line(NamedTuple):
             except Exception:  # the code may be the user's
                 return None
         return found
+
+    def changes(self, calls: Calls) -> Callable[[int, Tensor], Change | None]:
+        """What becomes of an operand of the call at a position, before the call reads it; None if nothing does."""
+        made = {key for key, call in calls if self.goes_back and self.is_within(call)}
+
+        def change(at: int, tensor: Tensor) -> Change | None:
+            call = calls[at][1]
+            if self.has(call):
+                return (lambda it: it.to(self.dtype)) if is_smaller(tensor, self.dtype) else None
+            is_back = id(tensor) in made and not self.is_within(call)
+            return (lambda it: it.to(tensor.dtype)) if is_back else None
+
+        return change
 
     def converts(self, chain: Chain) -> Chain:
         """The chain with conversions before the calls of the line, and after the line if its result is converted back.
@@ -113,6 +133,17 @@ class Line(NamedTuple):
             return not self.is_within(call)
 
         return changed.through(results, lambda each: each.to(dtype=dtype, copy=True), is_outside)
+
+
+_NARROW = {
+    torch.float64: re.compile(r"\.(float|half|bfloat16)\(\)$|\.to\((dtype=)?torch\.(b?float(16|32)?|half)\)$"),
+    torch.float32: re.compile(r"\.(half|bfloat16)\(\)$|\.to\((dtype=)?torch\.(b?float16|half)\)$"),
+}
+"""By dtype, an expression that matches the source of a conversion to a smaller dtype."""
+
+
+def _is_in(thing: object, tensors: Sequence[Tensor]) -> bool:
+    return any(thing is each for each in tensors)
 
 
 def calls_of(chain: Chain) -> Calls:

@@ -131,6 +131,8 @@ def limits_of_slopes(plain: Slopes, moved: Iterable[Slopes]) -> dict[Any, tuple[
         moved: the slopes at the neighbours from `beside`, in the same order.
     """
     missing = {key: bad for key, slope in plain.items() if bool((bad := not_finite(slope)).any())}
+    if any(plain[key].is_complex() for key in missing):
+        return {}
     found: dict[Any, list[Tensor]] = {key: [] for key in missing}
     for slopes in moved if missing else ():
         for key, bad in missing.items():

@@ -60,6 +60,9 @@ _SECONDS = 3.0
 _ORDINARY = 2
 """How often ordinary numbers are drawn."""
 
+_COARSE, _FAR = 5e-3, 1e-1
+"""The relative errors of a loss in a 16-bit dtype from which on other ways are tried, and a rewrite is refused."""
+
 
 class Tried(NamedTuple):
     """A rewrite that gave the right numbers.
@@ -182,7 +185,7 @@ def advice_on(
     if best is None or best.choice or best.replaces is None or best.is_coarse:
         is_known = best is not None and best.replaces is not None and not best.is_coarse
         is_known |= lost is not None and lost.is_beyond
-        wide = None if is_known else widened(chains, _AFTER_WIDER, module, program.numbers, lost)
+        wide = None if is_known else widened(chains, _AFTER_WIDER, module, program, lost)
         wide = wide or with_a_wider_conversion(failed.call, program) or with_wider_arguments(failed, program)
         if wide is not None:
             text, replaces, until = wide
@@ -349,6 +352,10 @@ def _try(
                 return None
     except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
         return None
+    is_half = is_exact and plain.result.dtype.itemsize == 2
+    loss = _loss_with_rewrite(program, rewrite, chain.call, None) if is_half and _is_known(program) else None
+    if loss is not None and not agree(loss, program.exact, _FAR):
+        return None  # the operands were rounded too much before this call
     value, gradient = measured(before, rewritten)
     return Tried(
         *line_of(rewrite, match),
@@ -359,7 +366,7 @@ def _try(
         beyond,
         chain.call.is_again(chains[-1].call),
         value == 0 and bool(before.value.isinf()[failed_at(before)]),
-        is_exact and plain.result.dtype.itemsize == 2 and _is_coarse(rewrite, chain.call, program),
+        is_half and (_is_unknown(program) or loss is not None and not agree(loss, program.exact, _COARSE)),
     )
 
 
@@ -442,13 +449,14 @@ def _is_open(later: Chain, call: Call) -> bool:
     return len(operands) > 1 and (not finite or is_by_0) and bool(later.run().result.isnan().any())
 
 
-def _is_coarse(rewrite: Rewrite, call: Call, program: Program) -> bool:
-    """Whether a rewrite gives a loss that is known, and not near the exact one."""
-    is_known = program.exact is not None and program.exact.outcome.is_finite
-    if program.loss and not program.fails_again:
-        return True  # the loss is unknown, for example because of a dropout
-    now = _loss_with_rewrite(program, rewrite, call, None) if is_known else None
-    return now is not None and not agree(now, program.exact, 5e-3)
+def _is_known(program: Program) -> bool:
+    """Whether the exact loss and its gradients are known."""
+    return program.exact is not None and program.exact.outcome.is_finite
+
+
+def _is_unknown(program: Program) -> bool:
+    """Whether there is a loss that can't be computed again, for example because of a dropout."""
+    return bool(program.loss) and not program.fails_again
 
 
 def _loss_with_rewrite(program: Program, rewrite: Rewrite, call: Call, dtype: torch.dtype | None) -> Again | None:

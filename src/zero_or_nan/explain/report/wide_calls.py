@@ -23,8 +23,8 @@ from ..births.call import Call
 from ..births.chain import Chain
 from ..program.functions import OnlyCall, only_calls_around
 from ..program.source import expression_at
-from .again import Change, Program, agree, once_more, position_of
-from .conversion import Calls, is_smaller, with_dtype
+from .again import Program, agree, once_more, position_of
+from .conversion import Calls, Change, is_smaller, with_dtype
 from .exact import texts_of
 from .limits import drawn
 from .widening import METHODS, VIEW

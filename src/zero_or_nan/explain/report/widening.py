@@ -39,13 +39,14 @@ from ..program.source import (
     with_result,
 )
 from ..program.tensors import are_finite, each_in
+from .again import Program, agree, once_more
 from .conversion import Calls, Line, calls_of, with_dtype
 from .exact import CLOSE, Lost, Outcome, exactly, exists, failed_at, measured, outcome, texts_of
 from .limits import is_steady
 
 
 def widened(
-    chains: Sequence[Chain], formula: int, module: str, calls: Calls, lost: Lost | None
+    chains: Sequence[Chain], formula: int, module: str, program: Program, lost: Lost | None
 ) -> tuple[str, int, int | None] | None:
     """A line, or a function from a line on, in a wider dtype, with its result on the user's numbers.
 
@@ -57,7 +58,7 @@ def widened(
         chains: the calls that used the number, and last the call in which it was born.
         formula: how many chains, counted from the end, may be one formula.
         module: the path of the module that made this call; empty if it is unknown.
-        calls: all known calls, each with the identity of its result.
+        program: all known calls.
         lost: the intermediate number that was lost. The line that made it is tried, too.
     """
     failed = chains[-1].call
@@ -65,10 +66,10 @@ def widened(
     at = failed_at(outcome(chains[-1].run()))
     ends = range(len(chains) - 1, max(-1, len(chains) - 1 - formula), -1)
     exact_at = functools.cache(lambda end: _exact(chains[end]))
-    wide = functools.partial(_in_a_wider_dtype, chains, calls, exact_at)
+    wide = functools.partial(_in_a_wider_dtype, chains, program, exact_at)
     ways = [functools.partial(wide, end, _first_lines(chains[end])) for end in ends]
     if has_half:
-        alone = functools.partial(_in_float32, chains, module, at, calls)
+        alone = functools.partial(_in_float32, chains, module, at, program.numbers)
         is_autocasts = any(call.casts is not None for call in chains[-1].calls())  # the operands may be float32
         ways.insert(0 if is_autocasts else len(ways), alone)
     if failed.casts is not None:
@@ -93,7 +94,7 @@ def _exact(chain: Chain) -> tuple[Run, Outcome, Outcome]:
 
 def _in_a_wider_dtype(
     chains: Sequence[Chain],
-    calls: Calls,
+    program: Program,
     exact_at: Callable[[int], tuple[Run, Outcome, Outcome]],
     end: int,
     firsts: Sequence[Call],
@@ -110,6 +111,7 @@ def _in_a_wider_dtype(
     wider = torch.float64 if dtypes <= {torch.float32, torch.float64} else torch.float32
     if dtypes == {wider} or not exists(before, exact):
         return None
+    calls = program.numbers
     for first in firsts:
         has_it = next(each for each in reversed(chains) if any(call.is_again(first) for call in each.calls()))
         known = calls if any(call.is_again(first) for _, call in calls) else calls_of(has_it)
@@ -118,6 +120,7 @@ def _in_a_wider_dtype(
         from_here = from_here._replace(skipped=_without_names(from_here, (*map(calls_of, chains), known)))
         for way, write in (
             (line, _operands_converted),
+            (line._replace(is_alone=True), _operands_converted),
             (from_here, _names_converted),
             (line._replace(goes_back="line"), _operands_converted),
             (line._replace(goes_back="function"), _operands_converted),
@@ -130,7 +133,7 @@ def _in_a_wider_dtype(
             if written:
                 value = _value_of(way, chains, end, before, exact)
                 taken = [(key, with_dtype(call, wider) or call) for key, call in known]  # x.dtype may be wider, too
-                if value is not None and way.converted(taken) is not None:
+                if value is not None and way.converted(taken) is not None and _keeps_the_loss(way, program):
                     return _told(value, str(wider).removeprefix("torch."), written), first.place.line, until
     return None
 
@@ -153,6 +156,18 @@ def _value_of(line: Line, chains: Sequence[Chain], end: int, before: Outcome, ex
                 return None
         return float(found.value[failed_at(before)])
     return None
+
+
+def _keeps_the_loss(line: Line, program: Program) -> bool:
+    """Whether a line does not lead to a wrong loss, as far as that is known: what follows may lose a number again."""
+    exact = program.exact
+    if exact is None or not exact.outcome.is_finite:
+        return True
+    now = once_more(program, converted=line.changes(program.calls))
+    if line.dtype is torch.float64 and not program.is_steady:
+        return False
+    near = _NEAR if line.dtype is torch.float64 else 1e-1  # other lines may stay in float16
+    return now is None or not now.outcome.is_finite or agree(now, exact, near)
 
 
 def _first_lines(chain: Chain) -> list[Call]:
