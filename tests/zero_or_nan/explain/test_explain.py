@@ -16,7 +16,7 @@ from origins import report_of
 from tensors import leaf
 from torch import nn
 
-from zero_or_nan.explain.births.arithmetic import SAID, number
+from zero_or_nan.explain.births.arithmetic import SAID
 
 PROGRAMS = []
 MASK = torch.tensor([True, False])
@@ -312,11 +312,6 @@ def test_a_sum_of_finite_numbers_is_nan_if_its_parts_overflow():
     assert SAID["sum"]([torch.tensor([3e38, 3e38, -3e38, -3e38])], torch.tensor(nan), ()).startswith("inf − inf, in a")
     factors = [torch.tensor([[9.8e20, 9.8e20]]), torch.tensor([[-4.3e20], [4.3e20]])]
     assert SAID["mm"](factors, torch.tensor([[nan]]), (0, 0)) == "inf − inf, in a sum of 2 products"
-
-
-def test_powers_of_ten_are_as_short_as_they_can_be():
-    values = [1e6, 1e300, 1e-7, 1e-10, 1e10, -1e20]
-    assert [number(value) for value in values] == ["1e6", "1e300", "1e-7", "1e-10", "1e10", "-1e20"]
 
 
 def test_equations_are_evaluated():
