@@ -217,14 +217,6 @@ def padded_steps_of_an_lstm():
     states[torch.arange(2), torch.tensor([3, 1])].square().mean().backward()
 
 
-@program("bad input forward multi_head_attention_forward")
-def bad_data_beside_a_padding_mask():
-    attention = nn.MultiheadAttention(4, 2, batch_first=True)
-    x = torch.tensor([[[nan, 1.0, 0.5, 2.0], [0.3, 0.1, 0.9, 0.4], [0.0, 0.0, 0.0, 0.0]]])
-    padding = torch.tensor([[False, False, True]])
-    attention(x, x, x, key_padding_mask=padding)[0].square().mean().backward()  # born
-
-
 @program("undefined forward div")
 def distribution_of_no_weights():
     router = torch.distributions.Categorical(probs=(leaf([1.0, 2.0]) - 9).relu(), validate_args=False)  # born
@@ -264,14 +256,6 @@ def function_of_pytorch():
             return grad / (grad - grad)
 
     OfTorch.apply(leaf(1.0)).sum().backward()  # born
-
-
-@program("bad input forward mul")
-def average_that_was_nan():
-    weight, average = leaf(1.0, 1.0, 1.0), torch.tensor([1.0, nan, 1.0])
-    with torch.no_grad():
-        average.mul_(0.9).add_(weight, alpha=0.1)  # born
-    (weight * average).sum().backward()
 
 
 @program("undefined forward div", says="optimizer")
