@@ -145,6 +145,3 @@ SEEN = Raised("TypeError", "no implementation for mm")
 )
 def test_only_alike_results_can_be_compared_and_nothing_broadcasts(a, b, found):
     assert differing(outcome(a), outcome(b)) == found
-
-
-# Properties of the comparison.

@@ -75,15 +75,8 @@ def test_the_nodes_and_all_that_flows_between_them_are_there():
     assert words(part(second, data_method="ignoring")[0]) == ["1", "--", "--"]
     assert not part(first, data_method="vanilla"), "where both methods agree there is one"
     assert "loss" in words(svg)
-
-
-def marked(svg, name):
-    return [words(each) for each in svg.iter(f"{SVG}g") if name in each.get("class", "").split()]
-
-
-def test_what_makes_nan_is_marked():
-    svg = drawn(*where_over_exp())
-    assert marked(svg, "zn-born") == [["NaN"]]
+    born = [words(each) for each in svg.iter(f"{SVG}g") if "zn-born" in each.get("class", "").split()]
+    assert born == [["NaN"]]
 
 
 def test_a_matrix_keeps_its_rows_and_a_large_tensor_is_told_in_words():

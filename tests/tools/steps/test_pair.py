@@ -12,7 +12,7 @@ from jupytext.cli import jupytext
 from scratch import ROOT, Book, edit
 
 from tools.project import Problem, Project, write
-from tools.steps.pair import notebook, out_of_step, pair
+from tools.steps.pair import out_of_step, pair
 
 TEXT = """\
 See [the other](two.md), [a part of it](two.md#some-part), [here](#below), [elsewhere](https://example.org/two.md)
@@ -47,16 +47,6 @@ def test_every_chapter_with_a_kernel_gets_a_notebook_without_outputs(book):
     code = [cell for cell in cells(book) if cell["cell_type"] == "code"]
     assert [source(cell) for cell in code[1:]] == ["print(1)", "print(2)", "print(2)"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
-
-
-def test_a_second_time_nothing_is_written(book):
-    project = Project(book.root)
-    pair(project)
-    paths = [project.notebook(chapter) for chapter in project.chapters]
-    before = [(path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in paths]
-    assert pair(project) == []
-    assert [(path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in paths] == before
-    assert [notebook(project, chapter) for chapter in project.chapters] == [text.decode() for text, *_ in before]
 
 
 def test_each_cell_has_an_id_that_changes_with_its_text_alone(book):

@@ -9,14 +9,14 @@ from contextlib import nullcontext
 import pytest
 import torch
 from hypothesis import given, settings
-from tensors import all_bits
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.zero_or_nan.explain.test_no_alarm import drawn, gradients
+from tests.zero_or_nan.ignoring.plainly import seen
 from tests.zero_or_nan.ignoring.programs import programs
 from tests.zero_or_nan.ignoring.telling import ByOperators
 from zero_or_nan import explain
@@ -38,22 +38,11 @@ def run(work, watch, spoiled):
     return [*results, torch.get_rng_state(), torch.rand(3), torch.tensor(random.random())]
 
 
-def same(left, right):
-    """The same bits: 0 is not -0."""
-    assert len(left) == len(right)
-    for one, other in zip(left, right, strict=True):
-        if isinstance(one, Tensor) and one.is_floating_point():
-            assert one.dtype == other.dtype and one.shape == other.shape
-            assert torch.equal(all_bits(one), all_bits(other))
-        else:
-            assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
-
-
 def check(work, spoiled=False):
     """A step that is spoiled fails under `on_failure`, so it is compared in a block alone."""
-    expected = run(work, None, spoiled)
+    expected = seen(run(work, None, spoiled))
     for watch in ["block"] if spoiled else ["block", "on_failure"]:
-        same(run(work, watch, spoiled), expected)
+        assert seen(run(work, watch, spoiled)) == expected
 
 
 @given(program=programs())

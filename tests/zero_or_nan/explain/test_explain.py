@@ -16,7 +16,7 @@ from origins import report_of
 from tensors import leaf
 from torch import nn
 
-from zero_or_nan.explain.births.arithmetic import SAID, number
+from zero_or_nan.explain.births.arithmetic import SAID
 
 PROGRAMS = []
 MASK = torch.tensor([True, False])
@@ -217,14 +217,6 @@ def padded_steps_of_an_lstm():
     states[torch.arange(2), torch.tensor([3, 1])].square().mean().backward()
 
 
-@program("bad input forward multi_head_attention_forward")
-def bad_data_beside_a_padding_mask():
-    attention = nn.MultiheadAttention(4, 2, batch_first=True)
-    x = torch.tensor([[[nan, 1.0, 0.5, 2.0], [0.3, 0.1, 0.9, 0.4], [0.0, 0.0, 0.0, 0.0]]])
-    padding = torch.tensor([[False, False, True]])
-    attention(x, x, x, key_padding_mask=padding)[0].square().mean().backward()  # born
-
-
 @program("undefined forward div")
 def distribution_of_no_weights():
     router = torch.distributions.Categorical(probs=(leaf([1.0, 2.0]) - 9).relu(), validate_args=False)  # born
@@ -266,14 +258,6 @@ def function_of_pytorch():
     OfTorch.apply(leaf(1.0)).sum().backward()  # born
 
 
-@program("bad input forward mul")
-def average_that_was_nan():
-    weight, average = leaf(1.0, 1.0, 1.0), torch.tensor([1.0, nan, 1.0])
-    with torch.no_grad():
-        average.mul_(0.9).add_(weight, alpha=0.1)  # born
-    (weight * average).sum().backward()
-
-
 @program("undefined forward div", says="optimizer")
 def update_of_an_own_optimizer():
     class Muon(torch.optim.Optimizer):
@@ -312,11 +296,6 @@ def test_a_sum_of_finite_numbers_is_nan_if_its_parts_overflow():
     assert SAID["sum"]([torch.tensor([3e38, 3e38, -3e38, -3e38])], torch.tensor(nan), ()).startswith("inf − inf, in a")
     factors = [torch.tensor([[9.8e20, 9.8e20]]), torch.tensor([[-4.3e20], [4.3e20]])]
     assert SAID["mm"](factors, torch.tensor([[nan]]), (0, 0)) == "inf − inf, in a sum of 2 products"
-
-
-def test_powers_of_ten_are_as_short_as_they_can_be():
-    values = [1e6, 1e300, 1e-7, 1e-10, 1e10, -1e20]
-    assert [number(value) for value in values] == ["1e6", "1e300", "1e-7", "1e-10", "1e10", "-1e20"]
 
 
 def test_equations_are_evaluated():

@@ -41,13 +41,7 @@ INDEX = "i = torch.tensor([3, 70016])\n"
 # By name: the numbers of x, the lines that fail, the line that is written, its number, and the dtype of x. In float64,
 # the program gives the right gradient.
 WIDER = {
-    "a number that one function loses and another misses": (
-        [0.3, 0.7],
-        f"{WEIGHTS}loss = weights(x, s=0.2)[0]",
-        "loss = weights(x.double(), s=0.2)[0]",
-        12,
-    ),
-    "calls after the loss, and calls without a gradient": (
+    "a number that one function loses and another misses, with calls after the loss and without a gradient": (
         [0.3, 0.7],
         f"{WEIGHTS}with torch.no_grad():\n    k = (x * 0).sqrt()\nloss = weights(x, s=0.2)[0] + k.sum()\nseen = x * 2",
         "loss = weights(x.double(), s=0.2)[0] + k.sum()",

@@ -172,10 +172,6 @@ def followed(text, pairs, most):
 # Recipes: a model and its loss, in one process or in two.
 
 
-def mlp():
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
-
-
 RECIPES, REGIONS = {}, {}
 
 
@@ -190,22 +186,10 @@ def recipe(name, **options):
 columns, inner = ColwiseParallel, dict(use_local_output=False)
 
 
-@recipe("DTensors between layers", loss_here=True)
-@recipe("a loss that is a DTensor")
-def dtensors(parallel, x, loss_here=False):
-    model = mlp()
-    if parallel:
-        parallelize_module(model, mesh, {"0": columns(**inner), "2": RowwiseParallel(**inner)})
-    y = model(x)
-    if parallel:
-        y, x = (full(y), x) if loss_here else (y, spread(x))
-    return model, rows(x, y.square())
-
-
 @recipe("checkpoint of DTensors", reentrant=False)
 @recipe("reentrant checkpoint of DTensors", reentrant=True)
 def checkpointed(parallel, x, reentrant):
-    model = nn.Sequential(nn.Linear(4, 4), mlp())
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)))
     if parallel:
         parallelize_module(model, mesh, {
             "0": columns(output_layouts=Replicate(), **inner),
@@ -267,14 +251,6 @@ def of_one_process(loss_of, *tensors):
 
 def from_here(x, *placements):
     return DTensor.from_local(x, mesh, placements, run_check=False)
-
-
-@region("bad rows on one process")
-def bad_on_one(problems):
-    for number in (0, 5):
-        x, w = leaves(from_here(bad(X, number)[here], Shard(0)), spread(W))
-        got = ignoring.grad(exponential(x, w), [x, w])
-        problems.close(of_one_process(exponential, bad(X, number), W), got, number)
 
 
 @region("parts of a sum of which one uses a NaN")

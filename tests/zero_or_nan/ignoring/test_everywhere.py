@@ -1,11 +1,10 @@
-"""In the places where backward runs: dtypes, views, hooks, checkpoints, sparse gradients."""
+"""In the places where backward runs: dtypes, views, hooks, modes, retained gradients."""
 
 import math
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
 
@@ -113,14 +112,3 @@ def test_a_retained_gradient_is_plain_and_not_doubled(form):
     assert [type(k) for k in kept] == [Tensor] * 4
     assert (kept[2] == 2).all() and kept[2].stride() == kept[0].stride()
     assert kept[1].isnan().all() and (kept[3] == 4).all()
-
-
-# Checkpoints.
-
-
-def test_a_checkpoint_refuses_grad_in_pytorchs_words():
-    x = torch.tensor([1.0, 100.0], requires_grad=True)
-    with pytest.raises(RuntimeError, match="use_reentrant=True"):
-        ignoring.grad(checkpoint(safe, x, use_reentrant=True).sum(), x)
-    ignoring.backward(checkpoint(safe, x, use_reentrant=True).sum())
-    assert x.grad.tolist() == pytest.approx([math.e, 0.0])

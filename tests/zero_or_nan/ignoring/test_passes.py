@@ -11,6 +11,7 @@ from plainly import seen
 from tensors import guard, leaf
 from torch.autograd.graph import get_gradient_edge
 from torch.masked import MaskedTensor
+from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import TELLS_OF_HOOKS, graph_from
@@ -63,6 +64,7 @@ REFUSED = {
         guard(x).sum(), x, allow_unused=False, materialize_grads=True
     ),
     "a batch of another shape": lambda auto, x: auto.grad(guard(x), x, torch.ones(3, 4), is_grads_batched=True),
+    "a reentrant checkpoint": lambda auto, x: auto.grad(checkpoint(guard, x, use_reentrant=True).sum(), x),
 }  # fmt: skip
 
 

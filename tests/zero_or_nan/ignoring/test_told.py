@@ -10,6 +10,7 @@ import torch
 from telling import Exponential, told
 from tensors import guard
 from torch.utils.checkpoint import checkpoint
+from users_functions import function
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring.engine import plan
@@ -41,8 +42,7 @@ def test_a_users_function_is_named_once_if_something_is_lost(function, is_lost, 
 
 def derivative(backward, forward=lambda ctx, x, w: x * w.detach()):
     """A Function of x and w that nobody has recorded."""
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("Unrecorded", (torch.autograd.Function,), members).apply
+    return function(forward, backward)
 
 
 def accumulating(ctx, gradient):
@@ -85,7 +85,7 @@ def test_a_users_function_is_told_of_if_something_is_lost(name, create_graph):
     w.main = torch.tensor([1.0, inf])
     _, messages = told(lambda: ignoring.backward(function(ahead(x), w)[:1].sum(), create_graph=create_graph))
     assert len(messages) == is_lost
-    assert all("could not follow Unrecorded (" in message for message in messages)
+    assert all("could not follow Users (" in message for message in messages)
     assert is_lost or x.grad.isfinite().all()
 
 
