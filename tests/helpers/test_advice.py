@@ -181,8 +181,11 @@ def test_the_answers_hold_on_the_samples_of_pytorch(returned):
 
 
 def test_every_node_that_people_meet_in_pasted_texts_and_in_the_atlas_has_advice():
-    texts = "".join((ROOT / f"tests/site/{name}.json").read_text("utf-8") for name in ("pasted", "queries"))
-    met = {f"{name}{digit or 0}" for name, digit in re.findall(r"\b([A-Z]\w*Backward)(\d?)", texts)}
+    texts = "".join((ROOT / name).read_text("utf-8") for name in ("chapters/pasted.json", "tests/site/queries.json"))
+    met = {
+        f"{name}{digit or 0}"
+        for name, digit in re.findall(r"(?:Function '?|detected in )([A-Z]\w*Backward)(\d?)", texts)
+    }
     met |= points_by_node([point for group in POINTS.values() for point in group]).keys()
     assert met & set(EVERY) <= set(ADVICE) <= set(EVERY) >= set(RARE) and not set(ADVICE) & set(RARE)
 

@@ -128,6 +128,35 @@ WRONG = {
         "normalize",
         None,
     ),
+    # What follows the line decides, too.
+    "a conversion that did nothing": (
+        [1.0, 91.0],
+        "def scaled(x):\n    return x * torch.ones(2)\nlinear = torch.nn.Linear(2, 2, bias=False)\n"
+        "linear.weight = torch.nn.Parameter(torch.eye(2))\ne = scaled(linear(x)).float().exp()\n"
+        "loss = torch.log(2 / (e.sum() + 1))",
+        "x.double()",
+        ".float().double().exp()",
+    ),
+    "a number that is written into a weight": (
+        [0.5, 0.2],
+        "w = torch.tensor([0.1, 0.2]) * 0.3\nw[0] = 11.0\nw.requires_grad_()\n"
+        "r = torch.pow(1 - torch.tanh(w) ** 2, -0.5)\nloss = (x.sum() + 0.5 * r**2 - r.log()).mean()",
+        "torch.where",
+        "w.double()",
+    ),
+    "an exponential in float32 beside a difference in float64": (
+        [0.05, 1.0],
+        "t = torch.tensor([0.5, 8.0, 24.0])\nk, c, v = x[0], x[1], torch.tensor(20.0)\ne = c / v\n"
+        "s = k / (k - e)\nloss = (s * (torch.exp(-e * t) - torch.exp(-k * t))).square().sum()",
+        "c.double() / v.double()",
+        None,
+    ),
+    "a factor 0 that is the divisor": (
+        [0.3, 0.7],
+        "r = torch.tensor([0.0, 1.0])\ny = 2.0 / (r * 4)\nloss = (y * r + x).square().sum()",
+        "torch.where",
+        None,
+    ),
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from ..births.call import Call
 from ..births.chain import Chain, view_like
 from ..program.code import Place
 from ..program.rerun import on_copies, rerun
+from ..program.source import closed
 from ..program.tensors import NeedsOthersError
 from .exact import texts_of
 
@@ -66,6 +67,9 @@ class Line(NamedTuple):
         begin = self.first.place
         return call.place.code is begin.code and call.place.line >= begin.line
 
+    def _narrows(self, text: str) -> bool:
+        return closed(text) == text and _NARROW[self.dtype].search(text) is not None
+
     def converted(self, calls: Calls) -> dict[int, Tensor] | None:
         """By identity, the operands that are converted; None if a call then raises an error.
 
@@ -84,11 +88,11 @@ class Line(NamedTuple):
                     value = value.to(self.dtype)
                 return value
 
-            taken = [each for each in call.tensors() if _now(each, wide) is not each]
-            if not is_here and any(_NARROW[self.dtype].search(text) for thing, text in texts_of(call) if _is_in(thing, taken)):
+            is_new = any(_now(each, wide) is not each for each in call.tensors())
+            if not is_here and any(self._narrows(text) for thing, text in texts_of(call) if _is_wider(thing, wide)):
                 return None  # in the program, x.float() was x itself, and therefore no call
             try:
-                if is_here or taken:
+                if is_here or is_new:
                     args, kwargs = tree_map_only(Tensor, put, (tuple(call.args), dict(call.kwargs)))
                     with rerun():
                         result: Any = call.again(on_copies(args), on_copies(kwargs))
@@ -142,8 +146,8 @@ _NARROW = {
 """By dtype, an expression that matches the source of a conversion to a smaller dtype."""
 
 
-def _is_in(thing: object, tensors: Sequence[Tensor]) -> bool:
-    return any(thing is each for each in tensors)
+def _is_wider(thing: object, wide: dict[int, Tensor]) -> bool:
+    return isinstance(thing, Tensor) and is_smaller(thing, _now(thing, wide).dtype)
 
 
 def calls_of(chain: Chain) -> Calls:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,8 +62,7 @@ def without_them(
                 continue
             changed = {at: rewritten(call, rewrite, match)}
             is_left_out = agree(once_more(program, changed=changed), right, _SAME) and holds(rewrite, match)
-            exact = once_more(program, dtype=torch.float64, changed=changed) if is_left_out else None
-            if exact is not None and are_limits(exact.slopes, program.limits):  # a / b * b has a limit where b is 0
+            if is_left_out and _is_limit(changed, program):
                 tried = f"{', '.join(map(number, _NUMBERS))} and this line give the same gradients here"
                 return f"# what follows leaves this element out: {tried}.\n# Tried: {right.told}\n{line}", replaces
     return None
@@ -126,7 +125,19 @@ def _is_left_out(mask: Tensor, failed: Call, program: Program) -> bool:
         return False
     call = program.calls[at][1]
     one, *others = (once_more(program, changed={at: _with_mask(mask, call, value)(call)}) for value in (0.0, 3.0, -3.0))
-    return one is None or not one.outcome.is_finite or all(agree(other, one, _SAME) for other in others)
+    if one is None or not one.outcome.is_finite:
+        return True
+    is_limit = _is_limit({at: _with_mask(mask, call, 0.0)(call)}, program)
+    return is_limit and all(agree(other, one, _SAME) for other in others)
+
+
+def _is_limit(changed: Mapping[int, Call], program: Program) -> bool:
+    """Whether calls in place of others give the limits of the loss and its gradients, wherever there are limits.
+
+    A factor 0 leaves an element out. But a / b * b has a limit where b is 0, and the loss may mean this limit.
+    """
+    now = once_more(program, dtype=torch.float64, changed=changed)
+    return now is None or are_limits(now.slopes, program.limits)
 
 
 def with_large_numbers(failed: Call, program: Program) -> tuple[str, int] | None:
