@@ -44,7 +44,7 @@ const CANDIDATES = 3;
 // a page needs that no rule names.
 const PLACES = [1, 0.55, 0.4];
 const LEARNED = 2;
-const SHOWN = 0.3;
+const ENOUGH = 0.3;
 
 // A word that somebody emphasized: the loss is _nan_, the gradient is **zero**.
 const EMPHASIZED = /(?<!\w)[_*]{1,2}(nan|inf|none|zero|0)[_*]{1,2}(?!\w)/gi;
@@ -129,7 +129,7 @@ function weighed({ pages, learned: known }, found, text) {
     whole.set(key, pages[name]);
     scores.set(key, (scores.get(key) ?? 0) + LEARNED * chance);
   }
-  const order = [...scores].filter(([key, score]) => found.has(key) || score >= SHOWN).sort((one, other) => other[1] - one[1]);
+  const order = [...scores].filter(([key, score]) => found.has(key) || score >= ENOUGH).sort((one, other) => other[1] - one[1]);
   if (order[0][0] === "") return [];
   return order.filter(([key]) => key).map(([key]) => found.get(key) ?? whole.get(key));
 }
