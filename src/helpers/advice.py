@@ -222,5 +222,4 @@ def _html(said: Answer, points: Mapping[str, Point]) -> str:
     links = [show.link(f"atlas#{anchor}", point.name) for anchor, point in points.items()]
     if said.page and not (points and said.page.startswith("atlas")):
         links.insert(0, show.link(said.page, said.page.partition("#")[0].replace("-", " ")))
-    links.append(show.link("returned-nan-values#read-the-message", "which line"))
     return f"<p>{show.with_code(said.why)}</p><p><b>Fix:</b> {show.with_code(said.fix)} See {' · '.join(links)}.</p>"

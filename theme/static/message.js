@@ -141,8 +141,10 @@ function weighed({ pages, learned: known }, found, text) {
  *   if the text, or the last error in it, is not in the list: pages for what is near the error would be a guess.
  * opens: whether the text is a message that has one page, so that the page can open by itself.
  * kind: the kind of the rule that decided.
+ *
+ * A query of the search is shorter than the texts of which the order of the pages is learned. For it, the rules alone decide.
  */
-function recognised(list, pasted) {
+function recognised(list, pasted, isQuery = false) {
   const text = plain(pasted);
   const whole = text.replace(RAISED, "\n$1: $2");
   const said = (ARROW.test(whole) ? whole.replace(NUMBERED, "") : whole).replace(QUOTED, "");
@@ -164,7 +166,8 @@ function recognised(list, pasted) {
   }
   const exact = first?.opens && new RegExp(first.pattern, "i").test(error ?? said);
   const opens = reported.length ? new Set(reported.map(path)).size === 1 : Boolean(exact);
-  const pages = reported.length || exact ? [...best.values()] : weighed(list, best, text);
+  const isMessage = first?.kind === "message" || first?.kind === "node";
+  const pages = reported.length || isMessage || isQuery ? [...best.values()] : weighed(list, best, text);
   return { pages: pages.slice(0, CANDIDATES), opens, kind: first?.kind };
 }
 

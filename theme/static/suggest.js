@@ -32,7 +32,7 @@ function loaded() {
 /** What the index finds, after what the list of messages knows. Of single words and nodes, the index knows more. */
 function answered(book, list, query) {
   const found = book.find(query);
-  const { pages, kind } = query.split(/\s+/).length < SENTENCE ? { pages: [] } : recognised(list, query);
+  const { pages, kind } = query.split(/\s+/).length < SENTENCE ? { pages: [] } : recognised(list, query, true);
   const advice = ["node", "other"].includes(kind) ? [] : pages;
   const others = found.pages.filter(({ page }) => !advice.some((other) => other.page === page));
   const foreign = kind === "message" && !pages.length; // the list says that this book does not explain the error

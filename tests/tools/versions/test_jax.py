@@ -55,7 +55,7 @@ SAID = {
     "losses-and-geometry": {
         "formula by hand breaks at the same logit": "BCE by hand: inf nan",
         "`log_sigmoid` gives the right gradient": r"BCE: 20\.0 1\.0",
-        "`rel_entr` also gives it if a masked logit has the target 0": r"\[ 0\. +0\.25 -0\.25\]",
+        "`rel_entr` is also right if a masked logit has the target 0": r"\[ 0\. +0\.25 -0\.25\]",
         "gradient of a norm at 0 is NaN": r"norm of zeros: \[nan nan\]",
     },
     "attention": {
