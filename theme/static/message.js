@@ -166,8 +166,9 @@ function recognised(list, pasted, isQuery = false) {
   }
   const exact = first?.opens && new RegExp(first.pattern, "i").test(error ?? said);
   const opens = reported.length ? new Set(reported.map(path)).size === 1 : Boolean(exact);
-  const isMessage = first?.kind === "message" || first?.kind === "node";
-  const pages = reported.length || isMessage || isQuery ? [...best.values()] : weighed(list, best, text);
+  // Of an error that no rule knows, the words near it say nothing.
+  const isDecided = reported.length || (error && !known) || ["message", "node"].includes(first?.kind);
+  const pages = isDecided || isQuery ? [...best.values()] : weighed(list, best, text);
   return { pages: pages.slice(0, CANDIDATES), opens, kind: first?.kind };
 }
 
