@@ -25,9 +25,14 @@ from .limits import Slopes, beside, limits_of_slopes
 MOST_NUMBERS = 20_000_000
 """The largest total size of all operands for which the calls run again."""
 
+FAR = 1e-1
+"""The relative error from which on a loss in a 16-bit dtype is wrong. Other lines round it, too."""
 
 _NOISE = 1e-15
 """The relative size of a change in the last digits of a number in float64."""
+
+_LARGER_NOISE = 1e-12
+"""The same, for a loss and gradients that must be known to several digits."""
 
 _MOST_ELSEWHERE = 12
 """About how many other calls of a line are tried."""
@@ -61,6 +66,11 @@ class Program:
         """The results of the calls in float64; None if they do not fail again, or if a call does not accept float64."""
         return once_more(self, dtype=torch.float64) if self.fails_again else None
 
+    @property
+    def right(self) -> Again | None:
+        """`exact`, if its loss and gradients are finite."""
+        return None if self.exact is None or not self.exact.outcome.is_finite else self.exact
+
     @cached_property
     def is_steady(self) -> bool:
         """Whether float64 has enough digits for the calls: a change of the last digits changes no gradient as a whole.
@@ -73,6 +83,11 @@ class Program:
         pairs = [*zip(noisy.outcome.parts, exact.outcome.parts, strict=True)]
         largest = max(float(right.norm()) for _, right in pairs)
         return all(float((now - right).norm()) <= float(right.norm()) + 1e-10 * largest for now, right in pairs)
+
+    @cached_property
+    def has_digits(self) -> bool:
+        """Whether float64 has digits to spare: larger errors of rounding, in each result, change no gradient much."""
+        return agree(once_more(self, dtype=torch.float64, noise=_LARGER_NOISE), self.exact, 1e-3)
 
     @cached_property
     def limits(self) -> Mapping[Any, tuple[Tensor, Tensor]]:

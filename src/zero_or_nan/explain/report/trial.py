@@ -34,7 +34,8 @@ from ..program.code import Place, printable
 from ..program.rerun import extra, without_side_effects
 from ..program.source import expression_at
 from ..program.tensors import address, are_finite, not_finite
-from .again import Again, Program, agree, once_more, position_of
+from .again import FAR, Again, Program, agree, once_more, position_of
+from .default_dtype import in_float64
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import filled, guarded, kept_away, rewritten
 from .left_out import masked_before, with_large_numbers, without_them
@@ -60,8 +61,8 @@ _SECONDS = 3.0
 _ORDINARY = 2
 """How often ordinary numbers are drawn."""
 
-_COARSE, _FAR = 5e-3, 1e-1
-"""The relative errors of a loss in a 16-bit dtype from which on other ways are tried, and a rewrite is refused."""
+_COARSE = 5e-3
+"""The relative error of a loss in a 16-bit dtype from which on other ways are tried."""
 
 
 class Tried(NamedTuple):
@@ -216,6 +217,9 @@ def advice_on(
     larger = None if lost is None or constant is None else larger_constant(constant, lost, failed)
     if larger is not None:
         return Advice(*larger, exact, situation=situation)
+    whole = in_float64(failed.call, program)
+    if whole is not None:
+        return Advice(*whole, exact)
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
     if bound:
         return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), exact=exact)
@@ -353,8 +357,9 @@ def _try(
     except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
         return None
     is_half = is_exact and plain.result.dtype.itemsize == 2
-    loss = _loss_with_rewrite(program, rewrite, chain.call, None) if is_half and _is_known(program) else None
-    if loss is not None and not agree(loss, program.exact, _FAR):
+    wanted = program.right if is_half else None
+    loss = None if wanted is None else _loss_with_rewrite(program, rewrite, chain.call, None)
+    if loss is not None and not agree(loss, wanted, FAR):
         return None  # the operands were rounded too much before this call
     value, gradient = measured(before, rewritten)
     return Tried(
@@ -366,7 +371,7 @@ def _try(
         beyond,
         chain.call.is_again(chains[-1].call),
         value == 0 and bool(before.value.isinf()[failed_at(before)]),
-        is_half and (_is_unknown(program) or loss is not None and not agree(loss, program.exact, _COARSE)),
+        is_half and (_is_unknown(program) or loss is not None and not agree(loss, wanted, _COARSE)),
     )
 
 
@@ -447,11 +452,6 @@ def _is_open(later: Chain, call: Call) -> bool:
     finite = [each for each in operands if are_finite(each)]
     is_by_0 = later.call.name == "mul" and all(id(each) in later.wanted for each in finite)
     return len(operands) > 1 and (not finite or is_by_0) and bool(later.run().result.isnan().any())
-
-
-def _is_known(program: Program) -> bool:
-    """Whether the exact loss and its gradients are known."""
-    return program.exact is not None and program.exact.outcome.is_finite
 
 
 def _is_unknown(program: Program) -> bool:

@@ -35,9 +35,6 @@ _STEP = 1e-6
 _MOST_ALONE = 6
 """The largest number of arguments for which each is also moved alone."""
 
-_NOISE = 1e-12
-"""The relative change of each intermediate number that tests whether float64 has enough digits."""
-
 
 def with_wider_arguments(failed: Chain, program: Program) -> tuple[str, int, int | None] | None:
     """The lines that call a function with wider arguments, and the numbers of the first and the last line.
@@ -51,7 +48,7 @@ def with_wider_arguments(failed: Chain, program: Program) -> tuple[str, int, int
     calls = program.calls
     ways = [way for call in _calls_around(failed) for way in _ways(call, calls, _Arguments.of(call, calls))]
     exact = program.exact if ways else None
-    if exact is None or not agree(once_more(program, dtype=torch.float64, noise=_NOISE), exact, 1e-3):
+    if exact is None or not program.has_digits:
         return None
     for way in ways:
         found = once_more(program, converted=way.converted, changed=way.changed)

@@ -39,7 +39,7 @@ from ..program.source import (
     with_result,
 )
 from ..program.tensors import are_finite, each_in
-from .again import Program, agree, once_more
+from .again import FAR, Program, agree, once_more
 from .conversion import Calls, Line, calls_of, with_dtype
 from .exact import CLOSE, Lost, Outcome, exactly, exists, failed_at, measured, outcome, texts_of
 from .limits import is_steady
@@ -160,14 +160,14 @@ def _value_of(line: Line, chains: Sequence[Chain], end: int, before: Outcome, ex
 
 def _keeps_the_loss(line: Line, program: Program) -> bool:
     """Whether a line does not lead to a wrong loss, as far as that is known: what follows may lose a number again."""
-    exact = program.exact
-    if exact is None or not exact.outcome.is_finite:
+    right = program.right
+    if right is None:
         return True
     if line.dtype is torch.float64 and not program.is_steady:
         return False
     now = once_more(program, converted=line.changes(program.calls))
-    near = _NEAR if line.dtype is torch.float64 else 1e-1  # other lines may stay in float16
-    return now is None or not now.outcome.is_finite or agree(now, exact, near)
+    near = _NEAR if line.dtype is torch.float64 else FAR
+    return now is None or not now.outcome.is_finite or agree(now, right, near)
 
 
 def _first_lines(chain: Chain) -> list[Call]:
