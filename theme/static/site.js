@@ -47,7 +47,10 @@ function showClaims(shown) {
 }
 
 if (checked) checked.hidden = false;
-checked?.addEventListener("click", () => showClaims(!root.classList.contains("claims")));
+checked?.addEventListener("click", () => {
+  showClaims(!root.classList.contains("claims"));
+  if (root.classList.contains("claims")) document.querySelector(".cell.tag_hide-cell:not(.tag_solution)")?.scrollIntoView({ block: "center" });
+});
 
 // A link to each claim. The build adds none, because it compares the outputs with those that were executed.
 for (const claim of document.querySelectorAll(".zn-stated[id]")) {

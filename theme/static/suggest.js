@@ -29,11 +29,15 @@ function loaded() {
   return loading;
 }
 
-/** What the index finds, after what the list of messages knows. Of single words and nodes, the index knows more. */
+/**
+ * What the index finds, after what the list of messages knows. Of single words, of nodes, and of words that no rule names,
+ * the index knows more, but not of an error.
+ */
 function answered(book, list, query) {
   const found = book.find(query);
   const { pages, kind } = query.split(/\s+/).length < SENTENCE ? { pages: [] } : recognised(list, query, true);
-  const advice = ["node", "other"].includes(kind) ? [] : pages;
+  const isWeak = kind === "node" || (kind === "other" && !query.match(ERROR));
+  const advice = isWeak ? [] : pages;
   const others = found.pages.filter(({ page }) => !advice.some((other) => other.page === page));
   const foreign = kind === "message" && !pages.length; // the list says that this book does not explain the error
   return { ...found, advice, pages: others, about: !foreign && (found.about || advice.length > 0) };

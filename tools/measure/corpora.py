@@ -5,9 +5,10 @@ The part *held* was run once, before anybody had read one of its programs, and a
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,16 @@ def answers(
     for program, each in zip(run, found, strict=True):
         parts.setdefault(program.part, []).append(asdict(each))
     return {**parts, "held": [*held, *parts.get("held", [])]}
+
+
+@contextlib.contextmanager
+def default_dtype_kept() -> Iterator[None]:
+    """After the block, the default dtype is as before: a remedy may change it."""
+    before = torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def variables(folder: Path, source: str) -> dict[str, Any]:

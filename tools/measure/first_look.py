@@ -22,7 +22,7 @@ from zero_or_nan import explain
 from zero_or_nan.explain import Origin, Report
 
 from ..project import Project
-from .corpora import Program, answers, programs, variables, written
+from .corpora import Program, answers, default_dtype_kept, programs, variables, written
 from .records import keep, made_with, prose, read
 
 FILE = Path("tests/zero_or_nan/explain/first_look.md")
@@ -66,7 +66,8 @@ def _lost(program: Program, why: str) -> Answer:
 
 def answer(program: Program) -> Answer:
     """Explain a program, paste what is printed, and run it again."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with tempfile.TemporaryDirectory() as folder, quiet, default_dtype_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names, _, report = _explained(Path(folder), program.source)
         told = [_in_short(origin) for origin in report]

@@ -21,7 +21,7 @@ from zero_or_nan.explain import Finding
 
 from ..project import Project
 from .apart import all_apart
-from .corpora import Program, answers, programs, variables, written
+from .corpora import Program, answers, default_dtype_kept, programs, variables, written
 from .records import keep, made_with, prose, read
 from .torchs_losses import LOSSES, searchable
 
@@ -80,7 +80,7 @@ def _lost(loss: Program, why: str) -> Answer:
 
 def answer(loss: Program) -> Answer:
     """Search a loss, and paste the remedy of the first finding."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), default_dtype_kept():
         warnings.simplefilter("ignore")
         names = variables(Path(folder), loss.source)
         report = explain.probe(names["loss_fn"], *names["inputs"](), seconds=SECONDS)

@@ -67,7 +67,10 @@ def releases(folder: Path, link: Link) -> str:
             f'<tr><th scope="row">{html.escape(METHODS[m].title)}</th>{"".join(_cells(table, case, m))}</tr>'
             for m in order
         ]
-        name = _linked(link(next(iter(methods.values()), "")), html.escape(THREADS[case].label))
+        thread = THREADS[case]
+        name = (
+            f"{_linked(link(next(iter(methods.values()), '')), html.escape(thread.label))}: {html.escape(thread.title)}"
+        )
         head = f'<tr><th scope="rowgroup" colspan="{len(table) + 1}">{name}</th></tr>'
         if rows:
             bodies.append(f"<tbody>{head}{''.join(rows)}</tbody>")

@@ -18,8 +18,10 @@ VERSION = "0.10.2"
 """The JAX that runs the programs."""
 
 BOX = """\
+## In JAX
+
 <details>
-<summary>In JAX</summary>
+<summary>The example of this page, and what it prints</summary>
 
 ```python
 {code}```

@@ -69,7 +69,7 @@ SAID = {
             r"^norm: \[nan nan\](?:.*\n)std of equal elements: \[nan nan\]"
         ),
         "The slope of `hypot` is finite": r"hypot: 0\.5$",
-        "Two `where` choose 0 for the norm, even in a gradient penalty": (
+        "The norm with two `where`s gets 0, even in a gradient penalty": (
             r"two wheres: \[0\. 0\.\]\ngradient penalty: \[0\. 0\.\]"
         ),
     },

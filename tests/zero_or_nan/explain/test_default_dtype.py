@@ -52,7 +52,9 @@ def test_the_program_gives_the_number_that_was_tried(program):
     assert "the loss is 0.0001, and its gradients are finite" in origin.remedy
     names = program.paste(origin)
     assert names["loss"].dtype is torch.float64
-    assert names["loss"].item() == pytest.approx(1e-4, rel=1e-6) and names["t"].grad.item() == pytest.approx(1, rel=1e-6)
+    assert names["loss"].item() == pytest.approx(1e-4, rel=1e-6) and names["t"].grad.item() == pytest.approx(
+        1, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", OTHERS)
