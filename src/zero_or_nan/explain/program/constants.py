@@ -20,7 +20,34 @@ def is_number(text: str, value: Any, place: Place) -> bool:
     if re.fullmatch(r"-?[\d.][\d.e-]*", text):
         return True
     tree = parsed_file(place) if isinstance(value, (int, float)) else None
-    return tree is not None and (text.rpartition(".")[2], value) in _numbers(tree)
+    if tree is None:
+        return False
+    return (text.rpartition(".")[2], value) in _numbers(tree) or _is_arithmetic(text, tree)
+
+
+@functools.lru_cache(256)
+def _is_arithmetic(text: str, tree: ast.Module) -> bool:
+    """Whether an expression computes with numbers alone, such as the counter of a loop."""
+    nodes = [*ast.walk(ast.parse(text, mode="eval").body)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return all(isinstance(node, _OF_NUMBERS) for node in nodes) and names <= _only_numbers(tree)
+
+
+_OF_NUMBERS = (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
+
+
+@functools.lru_cache(8)
+def _only_numbers(tree: ast.Module) -> frozenset[str]:
+    """The names in a file that get numbers alone: constants, those of a `range`, and other such names."""
+    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.comprehension))]
+    given = {ast.unparse(each.target): {"0"} for each in loops if ast.unparse(each.iter).startswith("range(")}
+    for name, node in _given(tree):
+        is_number = isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
+        given.setdefault(name, set()).add("0" if is_number else node.id if isinstance(node, ast.Name) else "")
+    found = {"0"}
+    while more := {n for n, all_ in given.items() if n not in found and all_ & found and all_ <= found | {n}}:
+        found |= more
+    return frozenset(found)
 
 
 @functools.lru_cache(8)

@@ -123,8 +123,13 @@ def only_calls_around(place: Place) -> Iterator[OnlyCall]:
     nodes: list[Any] = [] if tree is None else [*ast.walk(tree)]
     functions = {node.name: node for node in nodes if isinstance(node, _Function)}
     names = [node.name for node in nodes if isinstance(node, (_Function, ast.ClassDef))]
-    used = [name for node in nodes if (name := _name(node)) in functions]
-    calls = {name: node for node in nodes if isinstance(node, ast.Call) and (name := _name(node.func)) in functions}
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    methods = {each.name for node in classes for each in node.body if isinstance(each, _Function)}
+    named = [node for node in nodes if _name(node) in functions]
+    # A method is an attribute. Any other function is a name: x.grad does not use a function `grad`.
+    uses = [node for node in named if isinstance(node, ast.Attribute) is (_name(node) in methods)]
+    used = [_name(node) for node in uses]
+    calls = {_name(node.func): node for node in nodes if isinstance(node, ast.Call) and node.func in uses}
     assigned = [node for node in nodes if isinstance(node, ast.Assign)]
     targets = {node.value: node.targets for node in assigned if _end(node) == _end(node.value)}  # no parentheses
     single = {name for name in calls if names.count(name) == used.count(name) == 1}
@@ -132,7 +137,7 @@ def only_calls_around(place: Place) -> Iterator[OnlyCall]:
     for name in single:
         inside = _called(functions[name], functions)
         others = {each.name for each in inside[1:]}
-        lines = [node.lineno for node in nodes if _name(node) in others]
+        lines = [node.lineno for node in uses if _name(node) in others]
         is_closed = all(any(_spans(each, line) for each in inside) for line in lines)
         node, function = calls[name], functions[name]
         is_inside = any(_spans(each, node.lineno) for each in inside)

@@ -72,23 +72,27 @@ class Expression(NamedTuple):
 
     def operands(self) -> list[str]:
         """The operands in the order of the function's parameters, as text, without keyword arguments."""
-        node = self.node
-        if isinstance(node, ast.BinOp):
-            return [ast.unparse(node.left), ast.unparse(node.right)]
-        if isinstance(node, ast.UnaryOp):
-            return [ast.unparse(node.operand)]
-        if isinstance(node, ast.Subscript):
-            has_slice = any(isinstance(each, ast.Slice) for each in ast.walk(node.slice))  # that is no expression
-            return [ast.unparse(node.value), *([] if has_slice else [ast.unparse(node.slice)])]
-        if not isinstance(node, ast.Call):
-            return []
-        given = [ast.unparse(argument) for argument in node.args]
-        called = node.func
-        if isinstance(called, ast.Attribute) and not self.is_loss:
-            owner = ast.unparse(called.value)
-            if owner.rpartition(".")[2] not in _MODULES:
-                given.insert(0, owner)
-        return given
+        return [*_operands(self.node, self.is_loss)]
+
+
+@functools.lru_cache(256)
+def _operands(node: ast.expr, is_loss: bool) -> tuple[str, ...]:
+    if isinstance(node, ast.BinOp):
+        return ast.unparse(node.left), ast.unparse(node.right)
+    if isinstance(node, ast.UnaryOp):
+        return (ast.unparse(node.operand),)
+    if isinstance(node, ast.Subscript):
+        has_slice = any(isinstance(each, ast.Slice) for each in ast.walk(node.slice))  # that is no expression
+        return ast.unparse(node.value), *(() if has_slice else (ast.unparse(node.slice),))
+    if not isinstance(node, ast.Call):
+        return ()
+    given = [ast.unparse(argument) for argument in node.args]
+    called = node.func
+    if isinstance(called, ast.Attribute) and not is_loss:
+        owner = ast.unparse(called.value)
+        if owner.rpartition(".")[2] not in _MODULES:
+            given.insert(0, owner)
+    return tuple(given)
 
 
 def expression_at(place: Place, name: str) -> Expression | None:

@@ -44,7 +44,7 @@ from .matching import Match, line_of, matches, numbers_of
 from .remedies import BEYOND, EPSILON, GROWTH
 from .vectors import with_other_values
 from .wide_calls import with_a_wider_conversion, with_moved_arguments, with_wider_arguments
-from .widening import constant_lost, floor_under, larger_constant, widened
+from .widening import Wide, constant_lost, floor_under, larger_constant, widened
 
 MOST_ELEMENTS = 5_000_000
 """The largest size of the operands for which anything is tried."""
@@ -187,9 +187,11 @@ def advice_on(
         is_known = best is not None and best.replaces is not None and not best.is_coarse
         is_known |= lost is not None and lost.is_beyond
         wide = None if is_known else widened(chains, _AFTER_WIDER, module, program, lost)
-        wide = wide or with_a_wider_conversion(failed.call, program) or with_wider_arguments(failed, program)
+        if wide is None or not wide.is_enough:  # perhaps another call of the user's function is
+            call = with_a_wider_conversion(failed.call, program) or with_wider_arguments(failed, program)
+            wide = wide if call is None else Wide(*call)
         if wide is not None:
-            text, replaces, until = wide
+            text, replaces, until, *_ = wide
             known = [] if best is None else [best]
             text = "\n".join([text, *map(_or, known)])
             situation = "" if constant_lost(lost, failed) is None else EPSILON

@@ -16,6 +16,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,14 +46,23 @@ from .exact import CLOSE, Lost, Outcome, exactly, exists, failed_at, measured, o
 from .limits import is_steady
 
 
-def widened(
-    chains: Sequence[Chain], formula: int, module: str, program: Program, lost: Lost | None
-) -> tuple[str, int, int | None] | None:
-    """A line, or a function from a line on, in a wider dtype, with its result on the user's numbers.
+class Wide(NamedTuple):
+    """New code in a wider dtype, which gives the exact numbers where the call failed.
 
-    Returns:
-        The code, the number of the line, and that of the last line if the code replaces several. None if the new code
-        does not give the exact numbers.
+    Attributes:
+        text: the code, below a comment with its result on the user's numbers.
+        replaces, until: the number of the line, and that of the last line if the code replaces several.
+        is_enough: whether the loss is then finite, as far as is known. If not, the program fails elsewhere, too.
+    """
+
+    text: str
+    replaces: int
+    until: int | None
+    is_enough: bool = True
+
+
+def widened(chains: Sequence[Chain], formula: int, module: str, program: Program, lost: Lost | None) -> Wide | None:
+    """A line, or a function from a line on, in a wider dtype; None if this does not give the exact numbers.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
@@ -98,7 +108,7 @@ def _in_a_wider_dtype(
     exact_at: Callable[[int], tuple[Run, Outcome, Outcome]],
     end: int,
     firsts: Sequence[Call],
-) -> tuple[str, int, int | None] | None:
+) -> Wide | None:
     """The line of one of these calls, in the formula that ends with one of the chains, in a wider dtype.
 
     What follows takes the dtype from there. If it does not, the line gives the dtype back that it had. If this is no
@@ -133,8 +143,9 @@ def _in_a_wider_dtype(
             if written:
                 value = _value_of(way, chains, end, before, exact)
                 taken = [(key, with_dtype(call, wider) or call) for key, call in known]  # x.dtype may be wider, too
-                if value is not None and way.converted(taken) is not None and _keeps_the_loss(way, program):
-                    return _told(value, str(wider).removeprefix("torch."), written), first.place.line, until
+                if value is not None and way.converted(taken) is not None and (kept := _kept(way, program)):
+                    text = _told(value, str(wider).removeprefix("torch."), written)
+                    return Wide(text, first.place.line, until, kept == "right")
     return None
 
 
@@ -158,16 +169,21 @@ def _value_of(line: Line, chains: Sequence[Chain], end: int, before: Outcome, ex
     return None
 
 
-def _keeps_the_loss(line: Line, program: Program) -> bool:
-    """Whether a line does not lead to a wrong loss, as far as that is known: what follows may lose a number again."""
+def _kept(line: Line, program: Program) -> Literal["", "right", "not finite"]:
+    """What the loss is with a line; empty if it is wrong, because what follows loses a number again.
+
+    If the exact loss is unknown, so is that with the line, and counts as right.
+    """
     right = program.right
     if right is None:
-        return True
+        return "right"
     if line.dtype is torch.float64 and not program.is_steady:
-        return False
+        return ""
     now = once_more(program, converted=line.changes(program.calls))
     near = _NEAR if line.dtype is torch.float64 else FAR
-    return now is None or not now.outcome.is_finite or agree(now, right, near)
+    if now is not None and not now.outcome.is_finite:
+        return "not finite"
+    return "right" if now is None or agree(now, right, near) else ""
 
 
 def _first_lines(chain: Chain) -> list[Call]:
@@ -250,7 +266,7 @@ def _told(value: float, dtype: str, line: str) -> str:
 
 def _in_float32(
     chains: Sequence[Chain], module: str, at: tuple[int, ...], calls: Calls, autocast: str = ""
-) -> tuple[str, int, int | None] | None:
+) -> Wide | None:
     """The line of a call that left float16, with this call in float32, and without the autocast of a device, if any."""
     failed = chains[-1].call
     if Line(failed, torch.float32, is_alone=True).converted(calls) is None:
@@ -276,7 +292,7 @@ def _in_float32(
         if with_each(line, {}) is None or not can_come_before(failed.place):
             return None  # it is a part of a statement
         line = f"with torch.autocast({autocast}, enabled=False):\n    {line}"
-    return _told(run.result[at].item(), "float32", line), failed.place.line, None
+    return Wide(_told(run.result[at].item(), "float32", line), failed.place.line, None)
 
 
 _NEAR = 2e-2
