@@ -29,6 +29,8 @@ MARK = "zn-searched"
 
 With an `id`, such an element has its own record. Without an `id`, its text belongs to its section.
 """
+KEYWORDS = {"In JAX": "JAX jnp.where jax.grad jax_debug_nans"}
+"""The keywords of sections that many pages have, by their heading."""
 FALLBACK = "data-fallback"
 """The attribute of a marked element that only its heading can find, and only if no page is about that name."""
 
@@ -42,7 +44,7 @@ _APART = ("desc_name", "desc_parameter", "desc_parameterlist", "desc_returns", "
 def records(env: BuildEnvironment, project: Project) -> list[dict[str, Any]]:
     """The sections of all pages, in order: address, page, heading, text, and the rows of tables and drawings.
 
-    The first section of a page has the page's keywords too. A marked element of an output has a record after its
+    The first section of a page has the page's keywords too, and a section in `KEYWORDS` has those. A marked element of an output has a record after its
     section. Its heading is its `data-heading`, or else its first line. Its first line is its `own` text.
     """
     found = []
@@ -62,6 +64,8 @@ def records(env: BuildEnvironment, project: Project) -> list[dict[str, Any]]:
             }
             if number == 0:
                 record["keywords"] = " ".join(meta.get(key, "") for key in ("title", "description", "keywords"))
+            elif record["heading"] in KEYWORDS:
+                record["keywords"] = KEYWORDS[record["heading"]]
             found.append(record)
             for anchor, heading, lines, fallback in drawn.marked():
                 marked = {"address": f"{path}#{anchor}", "page": page, "heading": heading}

@@ -18,8 +18,6 @@ VERSION = "0.10.2"
 """The JAX that runs the programs."""
 
 BOX = """\
-## In JAX
-
 <details>
 <summary>The example of this page, and what it prints</summary>
 

@@ -20,7 +20,7 @@ from ..program.rerun import on_copies, without_side_effects
 from ..program.tensors import node_of
 from .conversion import Calls, Change
 from .exact import Outcome, weights
-from .limits import Slopes, beside, limits_of_slopes
+from .limits import Slopes, beside, limits_of_slopes, rounds
 
 MOST_NUMBERS = 20_000_000
 """The largest total size of all operands for which the calls run again."""
@@ -229,7 +229,8 @@ class _Run:
         with torch.set_grad_enabled(call.is_recorded):
             result = (call.again if self._dtype is None else call.run)(args, kwargs)
         if isinstance(result, Tensor):
-            self._made[key] = self._moved(in_dtype(self._dtype, result))
+            result = in_dtype(self._dtype, result)
+            self._made[key] = self._moved(result) if self._noise and rounds(call) else result
             self._last = self._made[key] if result.is_floating_point() or result.is_complex() else self._last
 
     def end(self, key: int) -> Again | None:
@@ -246,7 +247,7 @@ class _Run:
         return Again(Outcome(loss.detach(), found), self._kept, self._is_alike)
 
     def _moved(self, tensor: Tensor) -> Tensor:
-        if not self._noise or not tensor.is_floating_point():
+        if not tensor.is_floating_point():
             return tensor
         noise = torch.randn(tensor.shape, generator=self._generator, dtype=tensor.dtype).to(tensor.device)
         return tensor * (1 + self._noise * noise)

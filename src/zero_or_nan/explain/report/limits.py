@@ -167,8 +167,8 @@ def is_steady(chain: Chain) -> bool:
     def rounded(call: Call) -> Call:
         def run(*args: Any, **kwargs: Any) -> Any:
             result = call.func(*args, **kwargs)
-            is_float = isinstance(result, Tensor) and result.dtype is torch.float64
-            return result * (1 + 1e-15 * drawn(torch.randn, result, generator)) if is_float else result
+            is_rounded = isinstance(result, Tensor) and result.dtype is torch.float64 and rounds(call)
+            return result * (1 + 1e-15 * drawn(torch.randn, result, generator)) if is_rounded else result
 
         return call._replace(func=run)
 
@@ -179,6 +179,11 @@ def is_steady(chain: Chain) -> bool:
         if not torch.allclose(now, was, rtol=1e-4, atol=1e-4 * largest, equal_nan=True):
             return False
     return True
+
+
+def rounds(call: Call) -> bool:
+    """Whether a call may round its result: it has operands that are no integers, and does more than to move them."""
+    return any(each.is_floating_point() for each in call.tensors()) and not call.plan.numerics.moves
 
 
 def is_all(numbers: Tensor, value: float) -> bool:

@@ -189,7 +189,9 @@ def _kept(line: Line, program: Program) -> Literal["", "right", "not finite"]:
 def _first_lines(chain: Chain) -> list[Call]:
     """The first call that computes, of each function in the file of the last one, whose own function comes first."""
     found: dict[CodeType, Call] = {}
-    for call in (each for each in chain.calls() if not each.plan.numerics.moves):
+    for call in chain.calls():
+        if call.plan.numerics.moves or not any(each.is_floating_point() for each in call.tensors()):
+            continue
         known = found.get(call.place.code)
         if call.place.filename == chain.call.place.filename and (known is None or call.place.line <= known.place.line):
             found[call.place.code] = call

@@ -250,6 +250,7 @@ rewrite("sqrt(x)", "x.clamp_min(1e-12).sqrt()", "a number below 1e-12 counts as 
 rewrite("sqrt(x)", "(x + 1e-14).sqrt()", "1e-14 is added to each number: the slope at 0 is 5e6")
 rewrite("sqrt(x)", "x.clamp_min(0).sqrt()", of_rounding=True)
 rewrite("rsqrt(x)", "torch.where(x == 0, 0, torch.where(x == 0, 1, x).rsqrt())", "the value at 0 is 0")
+rewrite("x ** p", "x.clamp_min(0) ** p", of_rounding=True)
 rewrite("x ** p", "torch.where(x == 0, 0, torch.where(x == 0, 1, x) ** p)", "the value and the slope at 0 are 0")
 rewrite("x ** p", "x.clamp_min(1e-8) ** p", "a number below 1e-8 counts as 1e-8, with a slope of 0")
 rewrite("a / b", "torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))", "a / 0 is 0")
