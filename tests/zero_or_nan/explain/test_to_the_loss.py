@@ -88,6 +88,21 @@ WIDER = {
         13,
         HALF,
     ),
+    "the counter of a loop in front of a tensor, and a function with the name of an attribute": (
+        [0.5, 1.0],
+        "def grad(x):\n    return sum(m * torch.exp(-m * x - 120) for m in range(2, 4))\n"
+        "def p(x):\n    return sum(torch.exp(-m * x - 120) for m in range(2, 4))\n"
+        "def score(x):\n    return grad(x) / p(x)\nloss = score(x).sum()\nseen = x.grad",
+        "loss = score(x.double()).sum()",
+        10,
+    ),
+    "two lines that lose a number": (
+        [100.0],
+        "def both(x):\n    a = torch.exp(x) * 1e-30\n    b = torch.exp(x + 1) * 1e-30\n    return a + b\n"
+        "loss = both(x).sum()",
+        "loss = both(x.double()).sum()",
+        8,
+    ),
     "a conversion": ([1.0, 2.0], f"{INDEX}a = i.half().sin()\nloss = (a * x).sum()", "a = i.float().sin()", 5),
     "another conversion": (
         [1.0, 2.0],

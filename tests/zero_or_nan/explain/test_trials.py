@@ -62,6 +62,10 @@ WRITTEN = {
         [100.0], "A, B = 1.0, 2.0\nv = torch.exp(-x) * (A + B * x * torch.exp(x))\nloss = v.sum()",
         "\nv = torch.exp(-x.double()) * (A + B * x.double() * torch.exp(x.double()))",
     ),
+    "classes, which are integers": (
+        [220.0, 0.0], "hot = F.one_hot(torch.tensor([0]), 2).to(x.dtype)\np = x.softmax(0)\n"
+        "q = (p * (1 - hot[0])).sum()\nloss = -q.log()", "\np = x.double().softmax(0)",
+    ),
     "an infinity in the code": (
         [1.0, 2.0], "m = torch.tensor([1.0, 0.0])\ns = x + (1 - m) * -torch.inf\nloss = s.softmax(0)[0] * x[0]",
         "\n# a choice: 0 times an infinity is 0. ", "torch.tensor([1.0, 0.0])",
@@ -233,6 +237,10 @@ WRITTEN = {
     "below 0 by rounding, without a gradient": (
         [0.3, 0.7], "a, b = torch.tensor(0.6), torch.tensor(5.1)\nv = torch.stack([a + b]) - b - a\n"
         "s = v.sqrt()\nloss = (x * (s + 1)).sum()", "\ns = v.clamp_min(0).sqrt()", "x * 0 + 1",
+    ),
+    "below 0 by rounding, as a power": (
+        [0.3, 0.7], "a, b = torch.tensor(0.6), torch.tensor(5.1)\nv = torch.stack([a + b]) - b - a\n"
+        "s = v**0.5\nloss = (x * (s + 1)).sum()", "\ns = v.clamp_min(0) ** 0.5", "x * 0 + 1",
     ),
     "the mask of a later line": (
         [[1.0, 2.0]], "keep = torch.tensor([[0.0, 1.0]])\ny = x.masked_fill(keep == 0, -torch.inf)\n"
