@@ -10,9 +10,12 @@ import runpy
 import sys
 from types import TracebackType
 
-from . import explain
+import torch
+
+from . import explain, second_run
 from .probe.script import NO_FUNCTION, FirstStep, Losses
 from .report.report import NotFiniteError
+from .second_run import Script, run_again
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,6 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--probe", action="store_true", help="search the loss of the first step for a NaN, and end the script there"
     )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="run the script once more, in a new process, with the first remedy in place of its line",
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="time limit of the search in seconds (default: 10)")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module: the script argument is its name")
     parser.add_argument("script", help="the file to run, or the name of a module")
@@ -43,16 +51,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.module and not os.path.isfile(options.script):
         parser.error(f"there is no file {options.script!r}")
+    path = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.script))
+    script = Script(options.script, options.module, options.args, path, torch.initial_seed())
     sys.argv = [options.script, *options.args]
-    sys.path.insert(0, os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.script)))
+    sys.path.insert(0, path)
     if options.probe:
-        return _probed(options)
+        return _probed(script, options)
     status = 0
     interrupted = None
     watch = explain(on_nan="raise" if options.stop else "report")
     report = watch.__enter__()
     try:
-        _run(options)
+        script.run()
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if isinstance(ended.code, str):
@@ -68,6 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         with contextlib.suppress(NotFiniteError):
             watch.__exit__(*sys.exc_info())
+    if options.again and interrupted is None:
+        run_again(script, report)
     _print(report.to_json() if options.json else str(report))
     if interrupted is not None:
         raise interrupted.with_traceback(_of_the_script(interrupted.__traceback__))
@@ -82,18 +94,11 @@ def _print(text: str) -> None:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
-def _run(options: argparse.Namespace) -> None:
-    if options.module:
-        runpy.run_module(options.script, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(os.path.abspath(options.script), run_name="__main__")  # it may change the folder
-
-
-def _probed(options: argparse.Namespace) -> int:
+def _probed(script: Script, options: argparse.Namespace) -> int:
     """Run a script until its first backward pass, search the loss, and print what was found."""
     try:
         with Losses(options.seconds):
-            _run(options)
+            script.run()
     except FirstStep as step:
         if options.json:
             print(json.dumps({name: report.to_dict() for name, report in step.reports.items()}, indent=2), flush=True)
@@ -108,7 +113,12 @@ def _probed(options: argparse.Namespace) -> int:
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
     """A traceback without the frames that led to the script."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+    while trace is not None and trace.tb_frame.f_code.co_filename in (
+        __file__,
+        second_run.__file__,
+        runpy.__file__,
+        "<frozen runpy>",
+    ):
         trace = trace.tb_next
     return trace
 

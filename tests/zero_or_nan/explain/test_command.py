@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -79,6 +80,22 @@ CALLS = {
         1, "try:\n" + textwrap.indent(BAD, "    ") + "    print('not reached')\nfinally:\n    print('cleaned up')",
         "cleaned up\n", REPORT, ("--stop", "stop.py"),
     ),
+    "again": Call(
+        1, """
+        import torch
+        x = torch.tensor([0.0, 4.0], requires_grad=True)
+        print('once')
+        y = torch.log(x.relu() - x).sum()
+        z = torch.log(torch.rand(1) - 2).sum()
+        (y + z * x.sum()).backward()
+        """,
+        "once\n2 origins", "the script, run again with this line, has another origin: undefined: log(-",
+        ("--again", "again.py"),
+    ),
+    "again elsewhere": Call(
+        1, "", "mine\n", "the script, run again with this line, has a finite loss and finite gradients\n",
+        ("--again", "inner/uses_helpers.py"),
+    ),
     "not there": Call(2, arguments=("nothing.py",), error="there is no file 'nothing.py'\n"),
 }  # fmt: skip
 
@@ -146,6 +163,8 @@ def test_a_script_runs_as_by_itself_and_is_told_of(told, name):
         assert "undefined" in out
     if name == "raises":
         assert "raises.py" in error and "zero_or_nan" not in error and "runpy" not in error
+    if name == "again":
+        assert len(re.findall(r"log\(-1\.\d+", out)) > 1 == len(set(re.findall(r"log\(-1\.\d+", out)))
     if name == "as_json":
         assert json.loads(out.removeprefix(call.prints))["ok"] is False
 

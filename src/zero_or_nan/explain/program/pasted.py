@@ -9,8 +9,10 @@ from __future__ import annotations
 import gc
 import itertools
 import linecache
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from types import CodeType, FunctionType
 
 
@@ -46,6 +48,23 @@ class Pasted:
     def line_before(self, line: int) -> int:
         """The number of a line in the original file, for a line of the file with the code in it."""
         return line if line <= self.line else max(self.line, line - self.shift)
+
+    @contextmanager
+    def imported(self) -> Iterator[None]:
+        """While entered, a module that is imported from the file gets the new code, and reports show its lines."""
+        get_code, code = SourceFileLoader.get_code, self.compiled()
+
+        def get(loader: SourceFileLoader, name: str) -> CodeType | None:
+            is_this = os.path.abspath(loader.path) == os.path.abspath(self.filename)
+            return code if is_this else get_code(loader, name)
+
+        SourceFileLoader.get_code = get  # type: ignore[assignment, method-assign]
+        linecache.cache[self.filename] = len("".join(self.lines)), None, self.lines, self.filename
+        try:
+            yield
+        finally:
+            SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+            linecache.cache.pop(self.filename, None)
 
     @contextmanager
     def running(self) -> Iterator[bool]:

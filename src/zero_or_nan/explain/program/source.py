@@ -12,6 +12,7 @@ import contextlib
 import functools
 import io
 import linecache
+import os
 import re
 import sys
 import tokenize
@@ -335,6 +336,13 @@ def has_functional(place: Place) -> bool:
     """Whether F is `torch.nn.functional`, and nothing else, in the file of a call."""
     found = [node for node in ast.walk(parsed_file(place) or ast.Pass()) if "F" in _binds(node)]
     return bool(found) and all(ast.unparse(node).endswith("functional as F") for node in found)
+
+
+def lacks_torch(place: Place) -> bool:
+    """Whether the file of a call has no name `torch`. A cell of a notebook may have it from another cell."""
+    tree = parsed_file(place) if os.path.isfile(place.filename) else None
+    names = set().union(*map(_binds, ast.walk(tree))) if tree is not None else {"torch"}
+    return "torch" not in {name.partition(".")[0] for name in names}
 
 
 def can_come_before(place: Place) -> bool:

@@ -32,7 +32,7 @@ from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.code import Place, printable
 from ..program.rerun import extra, without_side_effects
-from ..program.source import expression_at
+from ..program.source import expression_at, lacks_torch
 from ..program.tensors import address, are_finite, not_finite
 from .again import FAR, Again, Program, agree, once_more, position_of
 from .default_dtype import in_float64
@@ -119,6 +119,12 @@ class Advice(NamedTuple):
     tried: tuple[Tried, ...] = ()
     is_only: bool = False
 
+    def importing(self) -> Advice:
+        """The advice with `import torch` before the code that replaces a line and uses this name."""
+        if self.replaces is None or not re.search(r"^[^#\n]*\btorch\.", self.remedy, re.MULTILINE):
+            return self
+        return self._replace(remedy=re.sub(r"^(?!#)", "import torch\n", self.remedy, count=1, flags=re.MULTILINE))
+
 
 NOTHING_TRIED = Advice()
 
@@ -129,7 +135,8 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
         return NOTHING_TRIED
     try:
         with told_if_long(chains[-1].call.place), extra(), torch.enable_grad():
-            return advise([chain.checked() for chain in chains])
+            found = advise([chain.checked() for chain in chains])
+            return found.importing() if lacks_torch(chains[-1].call.place) else found
     except Exception as error:  # code of the user's may be in the chain, and may refuse to run again
         if Mistakes.are_raised and isinstance(error, (NameError, AttributeError, KeyError, AssertionError)):
             raise  # it is ours
