@@ -25,6 +25,13 @@ WRONG = {
         "dim=0",
         None,
     ),
+    "an index that is the dimension in the first turn": (
+        [0.0, 200.0],
+        "s = torch.stack([x, x.flip(0)])\nloss = 0\nfor i in (0, 1):\n"
+        "    loss = loss - torch.log(torch.softmax(s, 0)[i])[i]",
+        "dim=i",
+        None,
+    ),
     "a class that is left out in the first call": (
         [1.0, 2.0],
         "loss = 0\nfor t, none in ((-1, -1), (1, -100)):\n    y = torch.tensor([t])\n"

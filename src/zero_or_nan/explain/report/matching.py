@@ -144,13 +144,15 @@ def _texts(names: Sequence[str], match: Match, last: Expression) -> dict[str, st
 
 
 def _uses(names: Sequence[str], match: Match) -> Iterator[tuple[str, tuple[Call, int]]]:
-    """For each name, the call that it is an operand of, and its position there."""
+    """For each name, the first call that it is an operand of, and its position there.
+
+    A number that is an operand twice is left out: a dimension and an index may both be 0.
+    """
     for name in names:
-        for call in match.replaced:
-            at = next((at for at, each in enumerate(in_order(call)) if each is match.names[name]), None)
-            if at is not None:
-                yield name, (call, at)
-                break
+        thing = match.names[name]
+        found = [(call, at) for call in match.replaced for at, each in enumerate(in_order(call)) if each is thing]
+        if found and (len(found) == 1 or isinstance(thing, Tensor)):
+            yield name, found[0]
 
 
 def _short(code: str) -> str:
