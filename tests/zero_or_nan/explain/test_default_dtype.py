@@ -29,6 +29,10 @@ OTHERS = {
     "no line that imports torch alone": ("import torch\n", "import math, torch\n"),
     "a number that float64 loses, too": ("1e-4", "1e-9"),
     "a number with too few digits in float64": ("1e-4", "5e-8"),
+    "a number that the code has, and that float32 rounds": (
+        "t = torch.tensor(1e-4, requires_grad=True)",
+        "s = torch.tensor(0.3, requires_grad=True)\nt = (s - 0.3) * 1e4",
+    ),
     "a gradient that does not fit float32": ("[1.0, 0.0]))", "[1.0, 0.0])) * 1e30 * 1e30"),
 }
 

@@ -11,11 +11,12 @@ import ast
 import re
 
 import torch
+from torch import Tensor
 
 from ..births.call import Call
 from ..program.source import parsed_file
 from ..program.tensors import are_finite
-from .again import Program
+from .again import Program, agree, once_more
 
 _OTHER_DTYPE = re.compile(r"float(16|32)|Float|\bhalf\b|\.float\(|finfo|numpy|\bnp\.|load|autocast|default_dtype")
 """Matches in a program whose tensors may have another dtype than the default, or that reads the limits of a dtype."""
@@ -43,7 +44,24 @@ def in_float64(failed: Call, program: Program) -> tuple[str, int, None] | None:
     fits = are_finite([part.to(torch.complex64 if part.is_complex() else torch.float32) for part in parts])
     if right is None or not fits or not program.has_digits:
         return None
+    if not agree(once_more(program, _as_written, dtype=torch.float64), right, 1e-3):
+        return None
     return _LINE.format(right.told), imports[0].lineno, None
+
+
+_MOST_WRITTEN = 1000
+"""The largest number of elements of a tensor that may be written in the code."""
+
+
+def _as_written(tensor: Tensor) -> Tensor:
+    """A tensor in float64, with the numbers that the code may have: the shortest that float32 rounds to its numbers."""
+    if tensor.dtype is not torch.float32 or tensor.numel() > _MOST_WRITTEN:
+        return tensor
+    ways = [[float(f"{each:.{digits}g}") for each in tensor.flatten().tolist()] for digits in range(6, 10)]
+    rounded = torch.tensor(ways, dtype=torch.float64)
+    same = rounded.float() == tensor.detach().flatten().cpu()
+    first = same.int().argmax(0, keepdim=True)  # nine digits are always enough
+    return rounded.gather(0, first).reshape(tensor.shape).to(tensor.device)
 
 
 _LINE = """\
