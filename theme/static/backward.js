@@ -60,7 +60,8 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
   const side = document.createElement("div");
   side.className = "zn-side";
   figure.querySelector(".zn-graph").after(side);
-  side.append(controls, figure.querySelector(".zn-steps"));
+  const stays = side.appendChild(document.createElement("div")); // in its column, which ends above the caption
+  stays.append(controls, figure.querySelector(".zn-steps"));
 
   controls.addEventListener("keydown", (event) => {
     if (!(event.key in KEYS) || event.ctrlKey || event.metaKey || event.altKey) return;
