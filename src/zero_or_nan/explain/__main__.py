@@ -52,7 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.module and not os.path.isfile(options.script):
         parser.error(f"there is no file {options.script!r}")
     path = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.script))
-    script = Script(options.script, options.module, options.args, path, torch.initial_seed())
+    file = "" if options.module else os.path.abspath(options.script)
+    script = Script(options.script, options.module, options.args, path, file, torch.initial_seed())
     sys.argv = [options.script, *options.args]
     sys.path.insert(0, path)
     if options.probe:

@@ -25,6 +25,7 @@ class Script(NamedTuple):
         is_module: whether it is a module.
         arguments: its arguments.
         path: where Python looks for modules first.
+        file: the absolute path of a script, which may change the folder; empty for a module.
         seed: the seed of PyTorch's random numbers.
     """
 
@@ -32,11 +33,8 @@ class Script(NamedTuple):
     is_module: bool
     arguments: list[str]
     path: str
+    file: str
     seed: int
-
-    @property
-    def file(self) -> str:
-        return "" if self.is_module else os.path.abspath(self.name)
 
     def run(self, code: CodeType | None = None) -> None:
         """Run it as `python` does, perhaps with other code than its file has."""
@@ -87,7 +85,7 @@ def _second_run(send: Connection, script: Script, place: tuple[str, int, str, in
         except Exception as error:
             raised = f"raises {type(error).__name__}: {error}"
     if raised or report.ok:
-        send.send(raised or "has a finite loss and finite gradients")
+        send.send(raised or ("has a finite loss and finite gradients" if report.passes else "runs no backward pass"))
     else:
         first = report.origins[0]
         what = first.operands or first.operator

@@ -1,4 +1,7 @@
-"""Finds out which names in the user's source are numbers."""
+"""Finds out which expressions in the user's source are numbers, and which are tensors.
+
+`2 * x` is a call of PyTorch with x first, so the source alone says which operand is which.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+
 from .code import Place
 from .source import parsed_file
+
+_NUMBERS_OF = {"item", "size", "numel", "dim", "ndimension", "get", "index", "count", "shape", "ndim"}
+"""Methods and attributes that give numbers, also of a tensor."""
+
+_PYTHON = {"len", "int", "float", "abs", "min", "max", "round", "range", "isinstance", "bool", "str", "sum"}
+"""Functions of Python of which the first three give numbers."""
 
 
 def is_number(text: str, value: Any, place: Place) -> bool:
@@ -22,18 +33,89 @@ def is_number(text: str, value: Any, place: Place) -> bool:
     tree = parsed_file(place) if isinstance(value, (int, float)) else None
     if tree is None:
         return False
-    return (text.rpartition(".")[2], value) in _numbers(tree) or _is_arithmetic(text, tree)
+    return (text.rpartition(".")[2], value) in _numbers(tree) or _is_of_numbers(_parsed(text), _only_numbers(tree))
+
+
+def is_tensor(text: str, place: Place) -> bool:
+    """Whether the source shows that an expression in the file of a call is a tensor."""
+    tree = parsed_file(place)
+    return tree is not None and _is_of_tensors(_parsed(text), _only_tensors(tree, place.line))
+
+
+def is_fixed(text: str, place: Place) -> bool:
+    """Whether an expression in the file of a call is the same number each time: it has literals, and names of one."""
+    tree, node = parsed_file(place), _parsed(text)
+    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    given = [] if tree is None or not names else [*_given(tree)]
+    values = {name: {ast.dump(value) if value else "" for each, value in given if each == name} for name in names}
+    is_once = all(len(found) == 1 and next(iter(found)).startswith("Constant") for found in values.values())
+    return is_once and _is_of_numbers(node, frozenset(names))
 
 
 @functools.lru_cache(256)
-def _is_arithmetic(text: str, tree: ast.Module) -> bool:
-    """Whether an expression computes with numbers alone, such as the counter of a loop."""
-    nodes = [*ast.walk(ast.parse(text, mode="eval").body)]
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return all(isinstance(node, _OF_NUMBERS) for node in nodes) and names <= _only_numbers(tree)
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
-_OF_NUMBERS = (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
+def _is_of_numbers(node: ast.AST, names: frozenset[str]) -> bool:
+    """Whether an expression computes with numbers alone. The names are those of numbers."""
+    if isinstance(node, ast.Call):
+        called = node.func
+        is_python = isinstance(called, ast.Name) and called.id in ("len", "int", "float")
+        return (
+            is_python or isinstance(called, ast.Attribute) and (_root(called) == "math" or called.attr in _NUMBERS_OF)
+        )
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+    if isinstance(node, (ast.BinOp, ast.UnaryOp)):
+        return all(_is_of_numbers(each, names) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr))
+    if isinstance(node, ast.Attribute):
+        return _root(node) == "math" or ast.unparse(node) in ("torch.inf", "torch.nan", "torch.pi", "torch.e")
+    return isinstance(node, ast.Constant) or isinstance(node, ast.Name) and node.id in names
+
+
+def _is_of_tensors(node: ast.AST, names: frozenset[str]) -> bool:
+    """Whether an expression computes with a tensor. The names are those of tensors."""
+    if isinstance(node, ast.Call):
+        called = node.func
+        given = any(_is_of_tensors(each, names) for each in node.args)
+        if isinstance(called, ast.Name):
+            return given and called.id not in _PYTHON
+        if not isinstance(called, ast.Attribute) or called.attr in _NUMBERS_OF:
+            return False
+        return _root(called) in ("torch", "F") or given or _is_of_tensors(called.value, names)
+    if isinstance(node, (ast.BinOp, ast.UnaryOp)):
+        return any(_is_of_tensors(each, names) for each in ast.iter_child_nodes(node))
+    if isinstance(node, (ast.Subscript, ast.Attribute)):
+        is_size = isinstance(node, ast.Attribute) and node.attr in _NUMBERS_OF
+        return not is_size and _is_of_tensors(node.value, names)
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def _root(node: ast.expr) -> str:
+    """The first name of `torch.nn.functional.relu`."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@functools.lru_cache(256)
+def _only_tensors(tree: ast.Module, line: int) -> frozenset[str]:
+    """The names that the function around a line uses as tensors: by a method, or as the operand of a function."""
+    functions = [each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    around = [each for each in functions if each.lineno <= line <= (each.end_lineno or 0)]
+    used = set[str]()
+    for node in ast.walk(around[-1] if around else tree):
+        if isinstance(node, ast.Attribute) and hasattr(Tensor, node.attr):
+            used.add(_root(node) if isinstance(node.value, ast.Name) else "")
+        elif isinstance(node, ast.Call) and _root(node.func) in ("torch", "F") and node.args:
+            used.add(node.args[0].id if isinstance(node.args[0], ast.Name) else "")
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            is_made = _is_of_tensors(node.value, frozenset())
+            used |= {ast.unparse(each) for each in node.targets} if is_made else set()
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            used |= {each.id for each in (node.left, node.right) if isinstance(each, ast.Name)}
+    return frozenset(used - {"torch", "F", "nn", "math", "np", "self"})
 
 
 @functools.lru_cache(8)
@@ -57,11 +139,16 @@ def _numbers(tree: ast.Module) -> frozenset[tuple[str, object]]:
 
 
 def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
-    """The names in a file, each with an expression that it gets: by an assignment, as a default, or in a call."""
+    """The names in a file, each with an expression that it gets: by an assignment, as a default, or in a call.
+
+    The expression is None if it is unknown, as for the parameters of a function that the file does not call.
+    """
     nodes = [*ast.walk(tree)]
     functions = {node.name: node.args for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    called = set[str]()
     for node in nodes:
         if isinstance(node, ast.Call) and (arguments := functions.get(ast.unparse(node.func).rpartition(".")[2])):
+            called.add(ast.unparse(node.func).rpartition(".")[2])
             names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
             yield from zip(names[names[:1] == ["self"] :], node.args, strict=False)
         if isinstance(node, ast.Assign):
@@ -72,6 +159,8 @@ def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
             yield from ((ast.unparse(target).rpartition(".")[2], value) for target, value in pairs)
         elif isinstance(node, ast.AnnAssign):
             yield ast.unparse(node.target).rpartition(".")[2], node.value
+        elif isinstance(node, ast.AugAssign):
+            yield ast.unparse(node.target).rpartition(".")[2], None
         elif isinstance(node, ast.keyword):
             yield node.arg or "", node.value
         elif isinstance(node, ast.arguments):
@@ -79,3 +168,5 @@ def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
             defaults = zip(positional[len(positional) - len(node.defaults) :], node.defaults, strict=True)
             by_name = zip(node.kwonlyargs, node.kw_defaults, strict=True)
             yield from ((arg.arg, default) for arg, default in [*defaults, *by_name])
+    for name in functions.keys() - called:
+        yield from ((each.arg, None) for each in (*functions[name].posonlyargs, *functions[name].args))

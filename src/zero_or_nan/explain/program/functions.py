@@ -26,6 +26,9 @@ _STEPS = frozenset(
 )
 """Functions whose result may jump if a number changes a little."""
 
+_ROUNDS = frozenset("floor ceil round trunc".split())
+"""Those of them that round."""
+
 
 class OnlyCall(NamedTuple):
     """The only call of a function in its file.
@@ -81,6 +84,17 @@ class OnlyCall(NamedTuple):
         nodes = [node for each in self.functions for node in ast.walk(each)]
         compared = [ast.unparse(node) for node in nodes if isinstance(node, ast.Compare)]
         return any(not _OF_SHAPES.search(each) for each in compared) or any(_name(node) in _STEPS for node in nodes)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether its code rounds numbers, which another digit may change by 1."""
+        return any(_name(node) in _ROUNDS for each in self.functions for node in ast.walk(each))
+
+    @property
+    def reads_dtype(self) -> bool:
+        """Whether its code looks something up by a dtype, as in `EPS[x.dtype]`."""
+        nodes = [node for each in self.functions for node in ast.walk(each) if isinstance(node, ast.Subscript)]
+        return any(_name(node.slice) == "dtype" for node in nodes)
 
     @property
     def until(self) -> int | None:

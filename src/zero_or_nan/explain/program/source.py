@@ -297,7 +297,8 @@ def to_return(code: str, begin: Place, method: str) -> tuple[str, int | None]:
     if end is None or end.lineno <= begin.line or value is None or isinstance(value, (ast.Tuple, ast.List, ast.Dict)):
         return "", None
     indent = len(lines[begin.line - 1]) - len(lines[begin.line - 1].lstrip())
-    between = [line[indent:].rstrip() for line in lines[begin.line : end.lineno - 1]]
+    inside = lines[begin.line : end.lineno - 1]
+    between = [(line.lstrip() if line[:indent].strip() else line[indent:]).rstrip() for line in inside]
     returned = ast.get_source_segment("".join(lines), value) or ""
     if value.lineno != end.end_lineno:
         returned = f"({returned})"  # of several lines
@@ -361,6 +362,23 @@ def reads_gradient(name: str, place: Place) -> bool:
     function = next((each for each in around if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
     source = _source(place) if function is None else ast.unparse(function)
     return re.search(rf"\b{name}\.(grad|retain_grad|register_\w*hook)\b", source) is not None
+
+
+def last_for_turns(names: Collection[str], place: Place) -> bool:
+    """Whether variables that are bound anew before a call keep the new values in the next turn of a loop."""
+    around = _around(place)
+    functions = [
+        at for at, each in enumerate(around) if isinstance(each.statement, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    here = around[functions[-1] + 1 :] if functions else around
+    loops = [at for at, each in enumerate(here) if isinstance(each.statement, (ast.For, ast.AsyncFor, ast.While))]
+    if not loops:
+        return False
+    head = here[loops[-1]].statement
+    bound = _bound_by(head.target) if isinstance(head, (ast.For, ast.AsyncFor)) else set()
+    for each in here[loops[-1] + 1 :]:
+        bound = bound.union(*map(_bound, each.block[: each.block.index(each.statement)]))
+    return not bound.issuperset(names)
 
 
 def after_bindings(names: Collection[str], place: Place) -> ast.stmt | None:

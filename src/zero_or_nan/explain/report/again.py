@@ -20,7 +20,7 @@ from ..program.rerun import on_copies, without_side_effects
 from ..program.tensors import node_of
 from .conversion import Calls, Change
 from .exact import Outcome, weights
-from .limits import Slopes, beside, limits_of_slopes, rounds
+from .limits import Slopes, as_written, beside, limits_of_slopes, rounds
 
 MOST_NUMBERS = 20_000_000
 """The largest total size of all operands for which the calls run again."""
@@ -34,8 +34,8 @@ _NOISE = 1e-15
 _LARGER_NOISE = 1e-12
 """The same, for a loss and gradients that must be known to several digits."""
 
-_MOST_ELSEWHERE = 12
-"""About how many other calls of a line are tried."""
+_MOST_ELSEWHERE = 24
+"""About how many other calls of a line are tried, apart from those with other constants."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,18 @@ class Program:
     @cached_property
     def has_digits(self) -> bool:
         """Whether float64 has digits to spare: larger errors of rounding, in each result, change no gradient much."""
-        return agree(once_more(self, dtype=torch.float64, noise=_LARGER_NOISE), self.exact, 1e-3)
+        noisy = once_more(self, dtype=torch.float64, noise=_LARGER_NOISE)
+        return agree(noisy, self.exact, 1e-3) and not self.is_rounded_before
+
+    @cached_property
+    def is_rounded_before(self) -> bool:
+        """Whether the loss or a gradient depends on what float32 lost of the numbers that came in, such as 0.1.
+
+        Then neither the loss in float32 nor that in float64 is right: `x - 0.1` is not 0 if only x was rounded.
+        """
+        if self.right is None:
+            return False
+        return not agree(once_more(self, as_written, dtype=torch.float64), self.right, 1e-2)
 
     @cached_property
     def limits(self) -> Mapping[Any, tuple[Tensor, Tensor]]:
@@ -124,7 +135,8 @@ class Program:
         constants = _constants(call)
         again = (each for _, each in self.calls if each.is_again(call))
         others = [each for each in again if not each.is_same(call) or _constants(each) != constants]
-        return others[:: 1 + len(others) // _MOST_ELSEWHERE]
+        distinct = {_constants(each): each for each in others}
+        return [*distinct.values()][:_MOST_ELSEWHERE] + others[:: 1 + len(others) // _MOST_ELSEWHERE]
 
     def _beside(self, tensors: Sequence[Tensor]) -> Iterator[Slopes]:
         """The loss and its gradients, for numbers beside those that came in."""

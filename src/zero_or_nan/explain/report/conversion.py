@@ -20,7 +20,7 @@ from ..births.chain import Chain, view_like
 from ..program.code import Place
 from ..program.rerun import on_copies, rerun
 from ..program.source import closed
-from ..program.tensors import NeedsOthersError
+from ..program.tensors import NeedsOthersError, each_in
 from .exact import texts_of
 
 Calls = Sequence[tuple[int, Call]]
@@ -89,6 +89,8 @@ class Line(NamedTuple):
                 return value
 
             is_new = any(_now(each, wide) is not each for each in call.tensors())
+            if (is_here or is_new) and has_limit_of_dtype(call):
+                return None  # in another dtype, the program has another limit
             if not is_here and any(self._narrows(text) for thing, text in texts_of(call) if _is_wider(thing, wide)):
                 return None  # in the program, x.float() was x itself, and therefore no call
             try:
@@ -112,7 +114,7 @@ class Line(NamedTuple):
             call = calls[at][1]
             if self.has(call):
                 return (lambda it: it.to(self.dtype)) if is_smaller(tensor, self.dtype) else None
-            is_back = id(tensor) in made and not self.is_within(call)
+            is_back = bool(made & {id(tensor), id(tensor._base)}) and not self.is_within(call)
             return (lambda it: it.to(tensor.dtype)) if is_back else None
 
         return change
@@ -137,6 +139,13 @@ class Line(NamedTuple):
             return not self.is_within(call)
 
         return changed.through(results, lambda each: each.to(dtype=dtype, copy=True), is_outside)
+
+
+def has_limit_of_dtype(call: Call) -> bool:
+    """Whether a call has a number that the program may have read from the dtype: `torch.finfo(x.dtype).eps`."""
+    infos = [torch.finfo(each.dtype) for each in call.tensors() if each.is_floating_point()]
+    limits = {number for info in infos for number in (info.eps, 1 - info.eps, info.tiny)}
+    return not limits.isdisjoint(each_in((tuple(call.args), dict(call.kwargs)), float))
 
 
 _NARROW = {

@@ -20,7 +20,7 @@ from ...functions.numerics import is_pointwise, numerics_of
 from ..births.arithmetic import limit, number
 from ..births.call import Call, in_order
 from ..births.chain import Chain, Run
-from ..program.constants import is_number
+from ..program.constants import is_number, is_tensor
 from ..program.rerun import without_side_effects
 from ..program.source import expression_at
 from ..program.tensors import are_finite, not_finite
@@ -279,6 +279,10 @@ def _sentence(call: Call, actual: Tensor, value: Tensor, at: tuple[int, ...]) ->
     return f"{what}, which {dtype} rounded to 0"
 
 
+def _commutes(node: ast.expr) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult))
+
+
 def texts_of(call: Call) -> list[tuple[Any, str]]:
     """The operands of a call, each with the user's expression for it, if the source can be read."""
     expression = expression_at(call.place, call.name)
@@ -287,8 +291,15 @@ def texts_of(call: Call) -> list[tuple[Any, str]]:
     named = expression.node.keywords if isinstance(expression.node, ast.Call) else []
     by_name = [(call.kwargs[str(each.arg)], ast.unparse(each.value)) for each in named if each.arg in call.kwargs]
     things, texts = in_order(call), expression.operands()
-    if len(texts) == 2 and isinstance(things[0], Tensor) and is_number(texts[0], things[1], call.place):
-        texts.reverse()  # `2 * x` is a call with x first
+    if len(texts) == len(things) == 2 and isinstance(things[0], Tensor) and not isinstance(things[1], Tensor):
+        left, right = texts
+        if is_number(left, things[1], call.place):
+            texts.reverse()  # `2 * x` is a call with x first
+        elif not is_number(right, things[1], call.place) and _commutes(expression.node):
+            if not is_tensor(left, call.place) and is_tensor(right, call.place):
+                texts.reverse()
+            elif not is_tensor(left, call.place):
+                return by_name
     if any(text.startswith("*") for text in texts):
         return by_name  # it is not known which operands these are
     return [*zip(things, texts, strict=False), *by_name]

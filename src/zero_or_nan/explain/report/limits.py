@@ -81,6 +81,21 @@ def beside(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
             yield {key: tensor + step * sizes[key] * moves[key] for key, tensor in given.items()}
 
 
+_MOST_WRITTEN = 1000
+"""The largest number of elements of a tensor that may be written in the code."""
+
+
+def as_written(tensor: Tensor) -> Tensor:
+    """A tensor in float64, with the numbers that the code may have: the shortest that float32 rounds to its numbers."""
+    if tensor.dtype is not torch.float32 or tensor.numel() > _MOST_WRITTEN:
+        return tensor
+    ways = [[float(f"{each:.{digits}g}") for each in tensor.flatten().tolist()] for digits in range(6, 10)]
+    rounded = torch.tensor(ways, dtype=torch.float64)
+    same = rounded.float() == tensor.detach().flatten().cpu()
+    first = same.int().argmax(0, keepdim=True)  # nine digits are always enough
+    return rounded.gather(0, first).reshape(tensor.shape).to(tensor.device)
+
+
 def size_of(tensor: Tensor) -> float:
     """The largest number of a tensor if all are small, such as microscopic lengths in metres; otherwise 1."""
     largest = float(tensor.detach().abs().nan_to_num(0, 0).max()) if tensor.numel() else 0.0

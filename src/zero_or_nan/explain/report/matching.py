@@ -14,6 +14,7 @@ from ...functions.numerics import numerics_of
 from ...functions.rewrites import Rewrite, function_in, operands_in
 from ..births.call import Call, arranged, in_order
 from ..births.chain import Chain
+from ..program.constants import is_fixed
 from ..program.source import (
     Expression,
     can_come_before,
@@ -55,7 +56,14 @@ def matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) ->
     if len(given) == len(written) and not unusual - {"dtype"}:
         for order in [given, given[::-1]] if call.name in ("add", "mul") else [given]:
             pairs = list(zip(written, order, strict=True))
-            yield from _matches_of_each(pairs, chain, Match(names, (*match.replaced, call)))
+            if all(_is_fixed(thing, call) for part, thing in pairs if isinstance(part, ast.Constant)):
+                yield from _matches_of_each(pairs, chain, Match(names, (*match.replaced, call)))
+
+
+def _is_fixed(thing: Any, call: Call) -> bool:
+    """Whether an operand that is no tensor is the same number in each run of the line, as far as the source shows."""
+    texts = [text for each, text in texts_of(call) if each is thing and not isinstance(each, Tensor)]
+    return not texts or any(is_fixed(text, call.place) for text in texts)
 
 
 def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match: Match) -> Iterator[Match]:

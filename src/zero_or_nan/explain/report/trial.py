@@ -32,7 +32,7 @@ from ..births.chain import Chain, Run
 from ..births.findings import Mistakes
 from ..program.code import Place, printable
 from ..program.rerun import extra, without_side_effects
-from ..program.source import expression_at, lacks_torch
+from ..program.source import can_come_before, expression_at, lacks_torch
 from ..program.tensors import address, are_finite, not_finite
 from .again import FAR, Again, Program, agree, once_more, position_of
 from .default_dtype import in_float64
@@ -136,7 +136,8 @@ def tried_on(chains: Sequence[Chain], advise: Callable[[Sequence[Chain]], Advice
     try:
         with told_if_long(chains[-1].call.place), extra(), torch.enable_grad():
             found = advise([chain.checked() for chain in chains])
-            return found.importing() if lacks_torch(chains[-1].call.place) else found
+            place = chains[-1].call.place
+            return found.importing() if lacks_torch(place) and can_come_before(place) else found
     except Exception as error:  # code of the user's may be in the chain, and may refuse to run again
         if Mistakes.are_raised and isinstance(error, (NameError, AttributeError, KeyError, AssertionError)):
             raise  # it is ours
@@ -192,7 +193,7 @@ def advice_on(
 
     if best is None or best.choice or best.replaces is None or best.is_coarse:
         is_known = best is not None and best.replaces is not None and not best.is_coarse
-        is_known |= lost is not None and lost.is_beyond
+        is_known |= lost is not None and lost.is_beyond or program.is_rounded_before
         wide = None if is_known else widened(chains, _AFTER_WIDER, module, program, lost)
         if wide is None or not wide.is_enough:  # perhaps another call of the user's function is
             call = with_a_wider_conversion(failed.call, program) or with_wider_arguments(failed, program)

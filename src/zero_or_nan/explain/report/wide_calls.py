@@ -24,10 +24,10 @@ from ..births.chain import Chain
 from ..program.functions import OnlyCall, only_calls_around
 from ..program.source import expression_at
 from .again import Program, agree, once_more, position_of
-from .conversion import Calls, Change, is_smaller, with_dtype
+from .conversion import Calls, Change, has_limit_of_dtype, is_smaller, with_dtype
 from .exact import texts_of
 from .limits import drawn
-from .widening import METHODS, VIEW
+from .widening import METHODS, VIEW, is_item
 
 _STEP = 1e-6
 """The distance by which an argument is moved."""
@@ -160,6 +160,7 @@ class _Arguments(NamedTuple):
         inside = {at for at, (_, each) in enumerate(calls) if call.has(each.place)}
         made = {calls[at][0] for at in inside}
         found: dict[str, list[Tensor]] = {}
+        containers = set[str]()
         for at in inside:
             for thing, text in texts_of(calls[at][1]):
                 if isinstance(thing, Tensor) and thing.is_floating_point() and VIEW.fullmatch(text):
@@ -167,6 +168,8 @@ class _Arguments(NamedTuple):
                     if not made & {id(thing), id(thing._base)}:
                         for parameter in call.parameters_of(name, calls[at][1].place):
                             found.setdefault(parameter, []).append(thing)
+                            containers |= {parameter} if is_item(thing, text) else set()
+        found = {name: things for name, things in found.items() if name not in containers}
         return cls(inside, made, found)
 
     def identities(self, names: Collection[str]) -> set[int]:
@@ -239,7 +242,8 @@ def _ways(
         assert move is not None
         forms[name] = move.form.replace("}", f"}}.{METHODS[dtype]}()", 1) if name in forms else move.form
     line = call.with_arguments(forms) if forms else ""
-    if line:
+    is_other = call.rounds or call.reads_dtype or any(has_limit_of_dtype(calls[at][1]) for at in given.inside)
+    if line and not is_other:
         changed = {at: each for at in given.inside if (each := with_dtype(calls[at][1], dtype)) is not None}
         way = _Way(call, line, dtype, changed, given.inside, given.identities(wide), given.identities(moved))
         way = way if move is None else way._replace(by=move.by)

@@ -16,7 +16,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from ..program.source import (
     expression_of_module,
     is_all_of,
     is_rebound,
+    last_for_turns,
     reads_gradient,
     to_return,
     with_each,
@@ -183,7 +184,7 @@ def _kept(line: Line, program: Program) -> Literal["", "right", "not finite"]:
     near = _NEAR if line.dtype is torch.float64 else FAR
     if now is not None and not now.outcome.is_finite:
         return "not finite"
-    return "right" if now is None or agree(now, right, near) else ""
+    return "right" if agree(now, right, near) else ""  # a call may refuse the dtype
 
 
 def _first_lines(chain: Chain) -> list[Call]:
@@ -207,8 +208,18 @@ def _converted(line: Line, calls: Calls) -> tuple[list[Call], list[tuple[str, Ca
     if wide is None:
         return inside, None
     operands = sum(id(tensor) in wide for call in inside for tensor in call.tensors())
-    read = [(text, call) for call in inside for thing, text in texts_of(call) if id(thing) in wide]
+    read = [(_apart(thing, text), call) for call in inside for thing, text in texts_of(call) if id(thing) in wide]
     return inside, read if len(read) == operands else None
+
+
+def _apart(thing: Any, text: str) -> str:
+    """The user's expression for a tensor; in parentheses if it is an item of a list or a dictionary, and no view."""
+    return f"({text})" if is_item(thing, text) else text
+
+
+def is_item(thing: Any, text: str) -> bool:
+    """Whether an expression is an item of a list or a dictionary: an index of a tensor gives a view, or is a call."""
+    return text.endswith("]") and isinstance(thing, Tensor) and thing._base is None
 
 
 def _without_names(line: Line, every: Iterable[Calls]) -> frozenset[tuple[Place, str]]:
@@ -245,7 +256,7 @@ def _names_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> str:
         names.update(name for name, _ in named)
     expression = expression_at(first.place, first.name)
     is_local = code.co_name == "<module>" or names <= {*code.co_varnames, *code.co_cellvars}
-    if any(reads_gradient(name, first.place) for name in names):
+    if any(reads_gradient(name, first.place) for name in names) or last_for_turns(names, first.place):
         return ""  # the converted tensor is no leaf, and gets none
     if not names or not is_local or expression is None or not expression.is_whole or not can_come_before(first.place):
         return ""
