@@ -46,7 +46,8 @@ def test_it_begins_where_nan_is_born(figure):
 def test_what_is_said_of_a_step_stays_above_the_caption(visit):
     visit.open("index.html")
     figure = visit.page.locator("[data-backward]").first
-    gap = """(figure, top) => { scrollTo({ top: figure.getBoundingClientRect().top + scrollY + top, behavior: "instant" });
+    gap = """(figure, top) => {
+        scrollTo({ top: figure.getBoundingClientRect().top + scrollY + top, behavior: "instant" });
         const [said, caption] = [".zn-steps", "figcaption"].map((each) => figure.querySelector(each));
         return caption.getBoundingClientRect().top - said.getBoundingClientRect().bottom; }"""
     assert all(figure.evaluate(gap, top) >= 0 for top in range(0, 500, 50))

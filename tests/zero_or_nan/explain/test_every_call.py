@@ -135,6 +135,88 @@ WRONG = {
         "normalize",
         None,
     ),
+    # Which operand is the number, and whether it is the same number each time.
+    "a factor in front that is no literal": (
+        [100.0, 1.0],
+        "import math\nloss = torch.log((math.sqrt(2) * torch.exp(x)).sum(-1))",
+        "torch.exp(x) * (",
+        None,
+    ),
+    "a number to which tensors are added": (
+        [1.0, 2.0],
+        "total, count = 0.0, 0\nfor m in (0, 0):\n    total += (x * m).sum()\n    count += m\n"
+        "loss = total / count + x.sum()",
+        "count / (total",
+        None,
+    ),
+    "a number that is 1 in the first step": (
+        [100.0, 1.0],
+        "for c in (1, 5):\n    loss = torch.log(c + torch.exp(x)).sum()\n    loss.backward()",
+        "softplus",
+        None,
+    ),
+    "an order that is 2 in the first step": (
+        [0.0, 0.0],
+        "for order in (2, 4):\n    loss = torch.sqrt((x**order).sum(-1))\n    loss.backward()",
+        "vector_norm",
+        None,
+    ),
+    "a limit in the first step": (
+        [1.0],
+        "z = torch.tensor([0.0, 0.5])\nfor k in (1.0, 2.0):\n    loss = (x * (torch.sin(k * z) / z)).sum()\n"
+        "    loss.backward()",
+        "where(z == 0, 1",
+        None,
+    ),
+    # What another dtype changes.
+    "a tensor that the next turn of a loop gets": (
+        [1.0, 1.0],
+        "y = torch.tensor([100.0, 97.0])\nfor step in range(2):\n    p = torch.exp(y * x).square()\n"
+        "    q = torch.exp(y).square()\n    loss = (p / q).sum()\n    loss.backward()",
+        "x.double(), y.double()",
+        None,
+    ),
+    "a tensor that an optimizer gets later": (
+        [1.0, 1.0],
+        "y = torch.tensor([100.0, 97.0])\np = torch.exp(y * x).square()\nq = torch.exp(y).square()\n"
+        "loss = (p / q).sum()\nloss.backward()\ntorch.optim.SGD([x], lr=0.1).step()",
+        "x.double(), y.double()",
+        None,
+    ),
+    "a bound that is the eps of the dtype": (
+        [1e10, 1e-4],
+        "def score(x):\n    r = x**4 / (x**4 + 1e36)\n"
+        "    return -torch.log(r.clamp_min(torch.finfo(r.dtype).eps)).mean()\nloss = score(x)",
+        "r = x.double()",
+        ".float()",
+    ),
+    "a bound that is looked up by the dtype": (
+        [1e10, 1e-4],
+        "BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-12}\ndef score(x):\n    r = x**4 / (x**4 + 1e36)\n"
+        "    return -torch.log(r.clamp_min(BOUNDS[r.dtype])).mean()\nloss = score(x)",
+        ".double()",
+        None,
+    ),
+    "a number of the code that float32 rounds": (
+        [1.0],
+        "p = torch.tensor([0.1, 0.7, 0.2])\nd = p - 0.1\nloss = (x * torch.log(d.abs() + 0)).sum()",
+        ".double()",
+        None,
+    ),
+    "a comparison of what float32 rounds to 0": (
+        [1.0],
+        "s = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.25, 0.125]])\nr = 1 - s.sum(-1)\n"
+        "loss = (x * ((r > 0) * torch.log(r))).sum()",
+        "s.double()",
+        None,
+    ),
+    "a comment at the margin": (
+        [100.0, 99.0],
+        "def share(x):\n    p = torch.exp(x)\n#   p = p + 1\n    q = p / (3 + p.sum())\n    return q\n"
+        "loss = F.linear(share(x), torch.ones(1, 2)).sum()",
+        "\np = p + 1",
+        ".double()",
+    ),
     # What follows the line decides, too.
     "a conversion that did nothing": (
         [1.0, 91.0],

@@ -45,11 +45,12 @@ def is_tensor(text: str, place: Place) -> bool:
 def is_fixed(text: str, place: Place) -> bool:
     """Whether an expression in the file of a call is the same number each time: it has literals, and names of one."""
     tree, node = parsed_file(place), _parsed(text)
-    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - {"math"}
     given = [] if tree is None or not names else [*_given(tree)]
-    values = {name: {ast.dump(value) if value else "" for each, value in given if each == name} for name in names}
-    is_once = all(len(found) == 1 and next(iter(found)).startswith("Constant") for found in values.values())
-    return is_once and _is_of_numbers(node, frozenset(names))
+    values = [[value for each, value in given if each == name] for name in names]
+    is_once = all(len({*map(ast.unparse, filter(None, found))}) == 1 and None not in found for found in values)
+    is_number = all(_is_of_numbers(value, frozenset()) for found in values for value in found if value is not None)
+    return is_once and is_number and _is_of_numbers(node, frozenset(names))
 
 
 @functools.lru_cache(256)
@@ -134,8 +135,10 @@ def _only_numbers(tree: ast.Module) -> frozenset[str]:
 
 @functools.lru_cache(8)
 def _numbers(tree: ast.Module) -> frozenset[tuple[str, object]]:
-    """The names in a file, each with a constant that it gets."""
-    return frozenset((name, node.value) for name, node in _given(tree) if isinstance(node, ast.Constant))
+    """The names in a file, each with a constant that it gets. A name to which something is added may be a tensor."""
+    grown = {ast.unparse(node.target).rpartition(".")[2] for node in ast.walk(tree) if isinstance(node, ast.AugAssign)}
+    given = ((name, node) for name, node in _given(tree) if name not in grown)
+    return frozenset((name, node.value) for name, node in given if isinstance(node, ast.Constant))
 
 
 def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
@@ -160,7 +163,7 @@ def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
         elif isinstance(node, ast.AnnAssign):
             yield ast.unparse(node.target).rpartition(".")[2], node.value
         elif isinstance(node, ast.AugAssign):
-            yield ast.unparse(node.target).rpartition(".")[2], None
+            yield ast.unparse(node.target).rpartition(".")[2], ast.BinOp(node.target, node.op, node.value)
         elif isinstance(node, ast.keyword):
             yield node.arg or "", node.value
         elif isinstance(node, ast.arguments):

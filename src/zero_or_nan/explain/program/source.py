@@ -357,11 +357,37 @@ def can_come_before(place: Place) -> bool:
 
 
 def reads_gradient(name: str, place: Place) -> bool:
-    """Whether the function around a call uses the gradient of a variable. Outside functions, whether the file does."""
+    """Whether the function around a call uses the gradient of a variable, or gives the variable to an optimizer.
+
+    Outside functions, whether the file does.
+    """
     around = (each.statement for each in _around(place))
     function = next((each for each in around if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
     source = _source(place) if function is None else ast.unparse(function)
-    return re.search(rf"\b{name}\.(grad|retain_grad|register_\w*hook)\b", source) is not None
+    return (
+        re.search(rf"\b{name}\.(grad|retain_grad|register_\w*hook)\b|\boptim\.\w+\([^)]*\b{name}\b", source) is not None
+    )
+
+
+def looks_up_dtype(place: Place) -> bool:
+    """Whether the function around a call looks something up by a dtype, as in `EPS[x.dtype]`."""
+    nodes = [node for node in _function_around(place) if isinstance(node, ast.Subscript)]
+    return any(isinstance(node.slice, ast.Attribute) and node.slice.attr == "dtype" for node in nodes)
+
+
+def _function_around(place: Place) -> Iterator[ast.AST]:
+    """The parts of the function around a call, or of the file."""
+    around = _around(place)
+    is_function = around and isinstance(around[0].statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    yield from ast.walk(around[0].statement if is_function else parsed_file(place) or ast.Pass())
+
+
+def is_compared(place: Place) -> bool:
+    """Whether the function around a call compares the variable to which the call's line assigns."""
+    around = [each.statement for each in _around(place)]
+    names = _bound(around[-1]) if around and isinstance(around[-1], ast.Assign) else set()
+    compared = [node for node in _function_around(place) if isinstance(node, ast.Compare)]
+    return any(isinstance(each, ast.Name) and each.id in names for node in compared for each in ast.walk(node))
 
 
 def last_for_turns(names: Collection[str], place: Place) -> bool:

@@ -18,11 +18,13 @@ from ..births.call import Call
 from ..program.source import parsed_file
 from ..program.tensors import are_finite
 from .again import Program
+from .conversion import has_limit_of_dtype
 
 _OTHER_DTYPE = re.compile(
     r"float(16|32)|torch\.float\b|Float|\bhalf\b|\.float\(|finfo|numpy|\bnp\.|load|autocast|default_dtype"
+    r"|\b(floor|ceil|round|trunc)\b"
 )
-"""Matches in a program whose tensors may have another dtype than the default, or that reads the limits of a dtype."""
+"""Matches in a program whose tensors may have another dtype, or that reads the limits of a dtype, or rounds."""
 
 _RANDOM = re.compile(
     r"rand|\b(normal|uniform|exponential|bernoulli|multinomial|poisson)_?\(|sample|[Dd]ropout|\bnn\.init\.\w+l_\b|xavier|"
@@ -43,8 +45,10 @@ def in_float64(failed: Call, program: Program) -> tuple[str, int, None] | None:
     code = ast.unparse(tree)
     if _OTHER_DTYPE.search(code) or _RANDOM.search(code) or not _imported(tree) <= {"torch", *sys.stdlib_module_names}:
         return None
-    if any(call.place.filename != failed.place.filename for _, call in program.calls):
+    if any(call.place.filename != failed.place.filename or has_limit_of_dtype(call) for _, call in program.calls):
         return None
+    if any(each.dtype is torch.bool for _, call in program.calls for each in call.tensors()):
+        return None  # what gave a mask may come out in another way
     right = program.right
     parts = [] if right is None else right.outcome.parts
     fits = are_finite([part.to(torch.complex64 if part.is_complex() else torch.float32) for part in parts])

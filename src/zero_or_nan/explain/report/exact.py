@@ -291,15 +291,13 @@ def texts_of(call: Call) -> list[tuple[Any, str]]:
     named = expression.node.keywords if isinstance(expression.node, ast.Call) else []
     by_name = [(call.kwargs[str(each.arg)], ast.unparse(each.value)) for each in named if each.arg in call.kwargs]
     things, texts = in_order(call), expression.operands()
-    if len(texts) == len(things) == 2 and isinstance(things[0], Tensor) and not isinstance(things[1], Tensor):
-        left, right = texts
-        if is_number(left, things[1], call.place):
-            texts.reverse()  # `2 * x` is a call with x first
-        elif not is_number(right, things[1], call.place) and _commutes(expression.node):
-            if not is_tensor(left, call.place) and is_tensor(right, call.place):
-                texts.reverse()
-            elif not is_tensor(left, call.place):
-                return by_name
+    is_pair = len(texts) == len(things) == 2 and isinstance(things[0], Tensor) and not isinstance(things[1], Tensor)
+    if is_pair and _commutes(expression.node):  # `2 * x` is a call with x first
+        left, right = (is_number(text, things[1], call.place) for text in texts)
+        if left or not right and is_tensor(texts[1], call.place) and not is_tensor(texts[0], call.place):
+            texts.reverse()
+        elif not right and not is_tensor(texts[0], call.place):
+            return by_name  # it is not known which operand is which
     if any(text.startswith("*") for text in texts):
         return by_name  # it is not known which operands these are
     return [*zip(things, texts, strict=False), *by_name]

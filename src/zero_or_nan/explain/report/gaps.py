@@ -22,6 +22,7 @@ from ...functions.rewrites import Rewrite
 from ..births.arithmetic import number
 from ..births.call import Call, in_order
 from ..births.chain import Chain
+from ..program.constants import is_fixed
 from ..program.source import closed, expression_at, with_each, with_each_in
 from ..program.tensors import are_finite
 from .exact import CLOSE, Outcome, gradients_of, measured, outcome, texts_of
@@ -100,6 +101,8 @@ def filled(chain: Chain) -> tuple[str, int] | None:
     is_real = not before.value.is_complex()
     if not numerics_of(call.name).divides or len(operands) < 2 or call.kwargs or not is_real or not bool(bad.any()):
         return None
+    if _has_variables(chain):
+        return None  # with another number, the formula has another limit
     limits = limits_of(chain, bad)
     for leaf in coming_in(chain):
         found = limit_and_slope(chain, leaf, bad) if leaf.is_floating_point() else None
@@ -121,6 +124,12 @@ def filled(chain: Chain) -> tuple[str, int] | None:
             if at is not None:
                 return f"# tried on your numbers: 0 / 0 has the limit {told}, measured beside it in float64\n{text}", at
     return None
+
+
+def _has_variables(chain: Chain) -> bool:
+    """Whether the source has a number in a formula that may be another one in the next run of the line."""
+    pairs = ((thing, text, call) for call in chain.calls() for thing, text in texts_of(call))
+    return any(isinstance(thing, (int, float)) and not is_fixed(text, call.place) for thing, text, call in pairs)
 
 
 def evaluated(code: str, names: Iterable[str], others: Mapping[str, Any] = MappingProxyType({})) -> Callable[..., Any]:
@@ -173,6 +182,8 @@ def guarded(chains: Sequence[Chain]) -> Guarded | None:
         one = run.result[bad].sum()
         (ours,) = gradients_of(run, [one], [run.leaves[id(leaf)]], [torch.ones_like(one)])
         has_slope = bool(((ours[bad] - found[1]).abs() > 1e-2 * (1 + abs(found[1]))).any())
+        if has_slope and _has_variables(chain):
+            return None
         line = _safe_line(later.call, failed, f"{found[1]:.7g} * ({text} - {text}.detach())" if has_slope else "")
         if line is not None:
             return Guarded(line, failed.place.line, has_slope)

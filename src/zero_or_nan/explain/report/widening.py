@@ -32,8 +32,10 @@ from ..program.source import (
     expression_at,
     expression_of_module,
     is_all_of,
+    is_compared,
     is_rebound,
     last_for_turns,
+    looks_up_dtype,
     reads_gradient,
     to_return,
     with_each,
@@ -124,6 +126,8 @@ def _in_a_wider_dtype(
         return None
     calls = program.numbers
     for first in firsts:
+        if looks_up_dtype(first.place) or is_compared(first.place) and first.place.line != chains[-1].call.place.line:
+            continue  # a comparison may come out in another way
         has_it = next(each for each in reversed(chains) if any(call.is_again(first) for call in each.calls()))
         known = calls if any(call.is_again(first) for _, call in calls) else calls_of(has_it)
         line = Line(first, wider)
