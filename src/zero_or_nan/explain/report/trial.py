@@ -185,8 +185,7 @@ def advice_on(
         line = with_other_values(chains, program.calls) or with_moved_arguments(failed, program)
         return NOTHING_TRIED if line is None else Advice(*line)
     lost = lost_on_the_way(failed)
-    is_certain = lost is not None and not program.is_rounded_before
-    exact = str(lost) if is_certain else ""  # of a 0.1 that was rounded, nothing is exact
+    exact = "" if lost is None else str(lost)
     near = chains[-1 - AFTER :]
     found = [each for chain in near for each in tried(chain, chains, lost, program, is_derivative, asked)]
     found.sort(key=lambda each: (bool(each.choice), each.replaces is None, each.is_far))
