@@ -197,6 +197,31 @@ WRONG = {
         ".double()",
         None,
     ),
+    "a variable that is a number in the first turn": (
+        [3.0, 100.0, 5.0],
+        "last, loss = 0.0, 0.0\nfor z in x:\n    growth = torch.exp(last - z)\n"
+        "    loss = loss + growth / (1 + growth) ** 2\n    last = z",
+        "last.double()",
+        None,
+    ),
+    "a tuple in a variable": (
+        [1e-4],
+        "def turned(t):\n    return torch.cat([torch.cos(t), torch.sin(t)])\n"
+        "def angle(a, b):\n    return torch.acos(a @ b)\n"
+        "def pose(t, axis):\n    found = angle(turned(t), axis), turned(t)\n    return found\n"
+        "found = pose(x, torch.tensor([1.0, 0.0]))\nloss = (torch.ones(1, 1) @ found[0].reshape(1, 1)).sum()",
+        ").float()",
+        None,
+    ),
+    "a result that is kept elsewhere": (
+        [1e-4],
+        "kept = []\ndef turned(t):\n    return torch.cat([torch.cos(t), torch.sin(t)])\n"
+        "def angle(a, b):\n    kept.append(a)\n    return torch.acos(a @ b)\n"
+        "def pose(t, axis):\n    return angle(turned(t), axis)\ny = pose(x, torch.tensor([1.0, 0.0])).reshape(1, 1)\n"
+        "loss = (torch.ones(1, 1) @ y).sum() + kept[0] @ torch.ones(2)",
+        ").float()",
+        None,
+    ),
     "a number of the code that float32 rounds": (
         [1.0],
         "p = torch.tensor([0.1, 0.7, 0.2])\nd = p - 0.1\nloss = (x * torch.log(d.abs() + 0)).sum()",

@@ -20,7 +20,7 @@ _NUMBERS_OF = {"item", "size", "numel", "dim", "ndimension", "get", "index", "co
 """Methods and attributes that give numbers, also of a tensor."""
 
 _PYTHON = {"len", "int", "float", "abs", "min", "max", "round", "range", "isinstance", "bool", "str", "sum"}
-"""Functions of Python of which the first three give numbers."""
+"""Functions of Python that may give numbers, also for a tensor."""
 
 
 def is_number(text: str, value: Any, place: Place) -> bool:
@@ -34,6 +34,13 @@ def is_number(text: str, value: Any, place: Place) -> bool:
     if tree is None:
         return False
     return (text.rpartition(".")[2], value) in _numbers(tree) or _is_of_numbers(_parsed(text), _only_numbers(tree))
+
+
+def may_be_number(text: str, place: Place) -> bool:
+    """Whether the file of a call also gives a number to this name, as `previous = 0.0` before a loop does."""
+    tree = parsed_file(place) if text.isidentifier() else None
+    values = [value for name, value in _given(tree) if name == text] if tree is not None else []
+    return any(isinstance(each, ast.Constant) and isinstance(each.value, (int, float)) for each in values)
 
 
 def is_tensor(text: str, place: Place) -> bool:

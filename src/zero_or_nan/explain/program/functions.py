@@ -113,7 +113,7 @@ class OnlyCall(NamedTuple):
         """
         begin, end = self.node.lineno, self.node.end_lineno or 0
         lines = [linecache.getline(self.filename, at).encode() for at in range(begin, end + 1)]
-        if back and (_gives_several(self.function) or re.match(rb"[\w\s.]*,[\w\s.,]*=", lines[0])):
+        if back and (_gives_several(self.function, self.functions) or re.match(rb"[\w\s.]*,[\w\s.,]*=", lines[0])):
             return ""
         edits = [(end, self.node.end_col_offset or 0, self.node.end_col_offset or 0, f".{back}()")] if back else []
         for parameter, form in forms.items():
@@ -187,9 +187,17 @@ def _names_in(targets: list[ast.expr]) -> list[str]:
     return [each.id for each in parts if isinstance(each, ast.Name)]
 
 
-def _gives_several(function: _Function) -> bool:
-    returned = [node.value for node in _own(function) if isinstance(node, ast.Return)]
-    return any(isinstance(each, (ast.Tuple, ast.List, ast.Dict)) for each in returned)
+def _gives_several(function: _Function, functions: list[_Function]) -> bool:
+    """Whether a function returns a tuple, a list or a dictionary, perhaps by a variable or by another function."""
+    nodes = [*_own(function)]
+    values = [node.value for node in nodes if isinstance(node, ast.Return)]
+    names = {each.id for each in values if isinstance(each, ast.Name)}
+    assigned = (node for node in nodes if isinstance(node, ast.Assign))
+    values += [node.value for node in assigned if any(ast.unparse(each) in names for each in node.targets)]
+    called = {_name(each.func) for each in values if isinstance(each, ast.Call)}
+    others = [each for each in functions if each is not function]
+    is_several = any(isinstance(each, (ast.Tuple, ast.List, ast.Dict)) for each in values)
+    return is_several or any(_gives_several(each, others) for each in others if each.name in called)
 
 
 def _spans(function: _Function, line: int) -> bool:

@@ -254,8 +254,9 @@ def _ways(
             text, back = _names_back(call.names, beside, given.made)
             if back:
                 yield way._replace(line=f"{line}\n{text}", back=back)
-        methods = {METHODS.get(it.dtype, "") for each in outside for it in each.tensors() if id(it) in given.made}
-        line = call.with_arguments(forms, methods.pop()) if len(methods) == 1 else ""
+        used = {id(it): it for each in outside for it in each.tensors() if id(it) in given.made}
+        methods = {METHODS.get(it.dtype, "") for it in used.values()}  # of several results, one would come back
+        line = call.with_arguments(forms, methods.pop()) if len(used) == 1 else ""
         if line:
             yield way._replace(line=line, back=given.made)
 

@@ -26,6 +26,7 @@ from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain, Run
 from ..program.code import Place
+from ..program.constants import may_be_number
 from ..program.source import (
     can_come_before,
     closed,
@@ -143,7 +144,7 @@ def _in_a_wider_dtype(
         ):
             written, until = write(chains, way, known), None
             if written and way.goes_back == "function":
-                method = _method_back(chains, way)
+                method = _method_back(chains, way) if _gives_one(way, program) else ""
                 written, until = to_return(written, first.place, f".{method}()") if method else ("", None)
             if written:
                 value = _value_of(way, chains, end, before, exact)
@@ -152,6 +153,13 @@ def _in_a_wider_dtype(
                     text = _told(value, str(wider).removeprefix("torch."), written)
                     return Wide(text, first.place.line, until, kept == "right")
     return None
+
+
+def _gives_one(line: Line, program: Program) -> bool:
+    """Whether only one result from a function, which gets its dtype back, is read elsewhere: not also an attribute."""
+    made = {key for key, call in program.calls if line.is_within(call)}
+    outside = [call for _, call in program.calls if not line.is_within(call)]
+    return len({id(each) for call in outside for each in call.tensors() if id(each) in made}) <= 1
 
 
 def _method_back(chains: Sequence[Chain], line: Line) -> str:
@@ -236,7 +244,7 @@ def _operands_converted(chains: Sequence[Chain], line: Line, calls: Calls) -> st
     """The line with its operands in another dtype; empty if it can't be written, or if a call does not take it."""
     inside, read = _converted(line, calls)
     expressions = [expression_at(*at) for at in {(call.place, call.name) for call in inside}]
-    if not read:
+    if not read or any(may_be_number(text, call.place) for text, call in read):
         return ""
     code = with_each_in(expressions, {text: f"{closed(text)}.{METHODS[line.dtype]}()" for text, _ in read})
     if code is None or line.goes_back != "line":
