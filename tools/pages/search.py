@@ -44,8 +44,9 @@ _APART = ("desc_name", "desc_parameter", "desc_parameterlist", "desc_returns", "
 def records(env: BuildEnvironment, project: Project) -> list[dict[str, Any]]:
     """The sections of all pages, in order: address, page, heading, text, and the rows of tables and drawings.
 
-    The first section of a page has the page's keywords too, and a section in `KEYWORDS` has those. A marked element of an output has a record after its
-    section. Its heading is its `data-heading`, or else its first line. Its first line is its `own` text.
+    The first section of a page has the page's keywords too, and a section in `KEYWORDS` has those. A marked element of
+    an output has a record after its section. Its heading is its `data-heading`, or else its first line. Its first line
+    is its `own` text.
     """
     found = []
     for name in project.names:
