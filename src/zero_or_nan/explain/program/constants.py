@@ -46,7 +46,7 @@ def may_be_number(text: str, place: Place) -> bool:
 def is_tensor(text: str, place: Place) -> bool:
     """Whether the source shows that an expression in the file of a call is a tensor."""
     tree = parsed_file(place)
-    return tree is not None and _is_of_tensors(_parsed(text), _only_tensors(tree, place.line))
+    return tree is not None and _is_of_tensors(_parsed(text), _used_as_tensors(tree, place.line))
 
 
 def is_fixed(text: str, place: Place) -> bool:
@@ -108,7 +108,7 @@ def _root(node: ast.expr) -> str:
 
 
 @functools.lru_cache(256)
-def _only_tensors(tree: ast.Module, line: int) -> frozenset[str]:
+def _used_as_tensors(tree: ast.Module, line: int) -> frozenset[str]:
     """The names that the function around a line uses as tensors: by a method, or as the operand of a function."""
     functions = [each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
     around = [each for each in functions if each.lineno <= line <= (each.end_lineno or 0)]
