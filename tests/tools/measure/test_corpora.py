@@ -125,7 +125,7 @@ def test_what_the_pages_say_of_today_is_true_of_the_answers_that_were_held_back(
     left = {each.name for each in found if not (each.is_healthy or each.is_found)}
     assert left <= {"box_kl_log_variance", "vgae_exp_logvar"}  # a number overflows in every formula
     first = json.loads((ROOT / "results" / "measured" / "first_look.json").read_text())["first"]
-    still = {"factored_second_moment_in_half"}
+    still = {"factored_second_moment_in_half", "contextual_loss_of_masked_faces", "page_without_a_link"}
     wrong = {row["name"] for row in first if row["remedy"].startswith("wrong")}
     assert still < wrong and len(wrong) > 10
     raised = {"eight_bit_scale_of_a_faded_branch"}  # its line was wider, and what follows took x.dtype

@@ -255,8 +255,9 @@ def _ways(
             if back:
                 yield way._replace(line=f"{line}\n{text}", back=back)
         used = {id(it): it for each in outside for it in each.tensors() if id(it) in given.made}
-        methods = {METHODS.get(it.dtype, "") for it in used.values()}  # of several results, one would come back
-        line = call.with_arguments(forms, methods.pop()) if len(used) == 1 else ""
+        methods = {METHODS.get(it.dtype, "") for it in used.values()}
+        is_one = len({each.place for key, each in calls if key in used}) == 1  # of several results, one would come back
+        line = call.with_arguments(forms, methods.pop()) if is_one and len(methods) == 1 else ""
         if line:
             yield way._replace(line=line, back=given.made)
 

@@ -157,9 +157,8 @@ def _in_a_wider_dtype(
 
 def _gives_one(line: Line, program: Program) -> bool:
     """Whether only one result from a function, which gets its dtype back, is read elsewhere: not also an attribute."""
-    made = {key for key, call in program.calls if line.is_within(call)}
-    outside = [call for _, call in program.calls if not line.is_within(call)]
-    return len({id(each) for call in outside for each in call.tensors() if id(each) in made}) <= 1
+    read = {id(each) for _, call in program.calls if not line.is_within(call) for each in call.tensors()}
+    return len({call.place for key, call in program.calls if line.is_within(call) and key in read}) <= 1
 
 
 def _method_back(chains: Sequence[Chain], line: Line) -> str:
