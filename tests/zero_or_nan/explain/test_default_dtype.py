@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tools.measure.corpora import default_dtype_kept
 from zero_or_nan import explain
 
 ANGLE = """\
@@ -46,8 +47,8 @@ def origin_of(program, text):
 
 @pytest.fixture(autouse=True)
 def default_dtype():
-    yield
-    torch.set_default_dtype(torch.float32)
+    with default_dtype_kept():
+        yield
 
 
 def test_the_program_gives_the_number_that_was_tried(program):

@@ -39,8 +39,12 @@ def is_number(text: str, value: Any, place: Place) -> bool:
 def may_be_number(text: str, place: Place) -> bool:
     """Whether the file of a call also gives a number to this name, as `previous = 0.0` before a loop does."""
     tree = parsed_file(place) if text.isidentifier() else None
-    values = [value for name, value in _given(tree) if name == text] if tree is not None else []
-    return any(isinstance(each, ast.Constant) and isinstance(each.value, (int, float)) for each in values)
+    values = [] if tree is None else _bindings(tree).get(text, [])
+    return any(_is_literal(each) for each in values)
+
+
+def _is_literal(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 
 
 def is_tensor(text: str, place: Place) -> bool:
@@ -53,8 +57,7 @@ def is_fixed(text: str, place: Place) -> bool:
     """Whether an expression in the file of a call is the same number each time: it has literals, and names of one."""
     tree, node = parsed_file(place), _parsed(text)
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - {"math"}
-    given = [] if tree is None or not names else [*_given(tree)]
-    values = [[value for each, value in given if each == name] for name in names]
+    values = [[] if tree is None else _bindings(tree).get(name, []) for name in names]
     is_once = all(len({*map(ast.unparse, filter(None, found))}) == 1 and None not in found for found in values)
     is_number = all(_is_of_numbers(value, frozenset()) for found in values for value in found if value is not None)
     return is_once and is_number and _is_of_numbers(node, frozenset(names))
@@ -131,9 +134,9 @@ def _only_numbers(tree: ast.Module) -> frozenset[str]:
     """The names in a file that get numbers alone: constants, those of a `range`, and other such names."""
     loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.comprehension))]
     given = {ast.unparse(each.target): {"0"} for each in loops if ast.unparse(each.iter).startswith("range(")}
-    for name, node in _given(tree):
-        is_number = isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
-        given.setdefault(name, set()).add("0" if is_number else node.id if isinstance(node, ast.Name) else "")
+    for name, nodes in _bindings(tree).items():
+        texts = {"0" if _is_literal(node) else node.id if isinstance(node, ast.Name) else "" for node in nodes}
+        given[name] = given.get(name, set()) | texts
     found = {"0"}
     while more := {n for n, all_ in given.items() if n not in found and all_ & found and all_ <= found | {n}}:
         found |= more
@@ -144,8 +147,17 @@ def _only_numbers(tree: ast.Module) -> frozenset[str]:
 def _numbers(tree: ast.Module) -> frozenset[tuple[str, object]]:
     """The names in a file, each with a constant that it gets. A name to which something is added may be a tensor."""
     grown = {ast.unparse(node.target).rpartition(".")[2] for node in ast.walk(tree) if isinstance(node, ast.AugAssign)}
-    given = ((name, node) for name, node in _given(tree) if name not in grown)
+    given = ((name, node) for name, nodes in _bindings(tree).items() if name not in grown for node in nodes)
     return frozenset((name, node.value) for name, node in given if isinstance(node, ast.Constant))
+
+
+@functools.lru_cache(8)
+def _bindings(tree: ast.Module) -> dict[str, list[ast.expr | None]]:
+    """By name, the expressions that it gets in a file."""
+    found: dict[str, list[ast.expr | None]] = {}
+    for name, node in _given(tree):
+        found.setdefault(name, []).append(node)
+    return found
 
 
 def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
@@ -157,8 +169,9 @@ def _given(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
     functions = {node.name: node.args for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
     called = set[str]()
     for node in nodes:
-        if isinstance(node, ast.Call) and (arguments := functions.get(ast.unparse(node.func).rpartition(".")[2])):
-            called.add(ast.unparse(node.func).rpartition(".")[2])
+        function = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and (arguments := functions.get(function)):
+            called.add(function)
             names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
             yield from zip(names[names[:1] == ["self"] :], node.args, strict=False)
         if isinstance(node, ast.Assign):

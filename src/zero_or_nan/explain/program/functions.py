@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .code import Place
-from .source import closed, parsed_file
+from .source import closed, looks_up_dtype, parsed_file
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -93,8 +93,7 @@ class OnlyCall(NamedTuple):
     @property
     def reads_dtype(self) -> bool:
         """Whether its code looks something up by a dtype, as in `EPS[x.dtype]`."""
-        nodes = [node for each in self.functions for node in ast.walk(each) if isinstance(node, ast.Subscript)]
-        return any(_name(node.slice) == "dtype" for node in nodes)
+        return looks_up_dtype(node for each in self.functions for node in ast.walk(each))
 
     @property
     def until(self) -> int | None:

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import tokenize
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -369,13 +369,13 @@ def reads_gradient(name: str, place: Place) -> bool:
     )
 
 
-def looks_up_dtype(place: Place) -> bool:
-    """Whether the function around a call looks something up by a dtype, as in `EPS[x.dtype]`."""
-    nodes = [node for node in _function_around(place) if isinstance(node, ast.Subscript)]
-    return any(isinstance(node.slice, ast.Attribute) and node.slice.attr == "dtype" for node in nodes)
+def looks_up_dtype(nodes: Iterable[ast.AST]) -> bool:
+    """Whether parts of code look something up by a dtype, as in `EPS[x.dtype]`."""
+    keys = (ast.unparse(node.slice) for node in nodes if isinstance(node, ast.Subscript))
+    return any(re.search(r"(^|\.)dtype$", key) for key in keys)
 
 
-def _function_around(place: Place) -> Iterator[ast.AST]:
+def function_around(place: Place) -> Iterator[ast.AST]:
     """The parts of the function around a call, or of the file."""
     around = _around(place)
     is_function = around and isinstance(around[0].statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
@@ -386,7 +386,7 @@ def is_compared(place: Place) -> bool:
     """Whether the function around a call compares the variable to which the call's line assigns."""
     around = [each.statement for each in _around(place)]
     names = _bound(around[-1]) if around and isinstance(around[-1], ast.Assign) else set()
-    compared = [node for node in _function_around(place) if isinstance(node, ast.Compare)]
+    compared = [node for node in function_around(place) if isinstance(node, ast.Compare)]
     return any(isinstance(each, ast.Name) and each.id in names for node in compared for each in ast.walk(node))
 
 

@@ -32,6 +32,7 @@ from ..program.source import (
     closed,
     expression_at,
     expression_of_module,
+    function_around,
     is_all_of,
     is_compared,
     is_rebound,
@@ -127,8 +128,11 @@ def _in_a_wider_dtype(
         return None
     calls = program.numbers
     for first in firsts:
-        if looks_up_dtype(first.place) or is_compared(first.place) and first.place.line != chains[-1].call.place.line:
-            continue  # a comparison may come out in another way
+        is_before = first.place.line != chains[-1].call.place.line
+        if is_before and is_compared(first.place):
+            continue  # the comparison may come out in another way
+        if looks_up_dtype(function_around(first.place)):
+            continue
         has_it = next(each for each in reversed(chains) if any(call.is_again(first) for call in each.calls()))
         known = calls if any(call.is_again(first) for _, call in calls) else calls_of(has_it)
         line = Line(first, wider)
