@@ -22,6 +22,7 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
 try:
     from . import ignoring
     from .explain import explain
+    from .float64 import in_float64
 except Exception as error:
     from .selfcheck.lacking import lacking
 
@@ -32,6 +33,6 @@ except Exception as error:
         f"zero_or_nan can't be imported: {error}. Install another release of PyTorch, or a newer zero_or_nan.\n{names}"
     ) from error
 
-__all__ = ["explain", "ignoring"]
+__all__ = ["explain", "ignoring", "in_float64"]
 
 __version__ = "0.1.0"

@@ -118,11 +118,13 @@ class Places:
 
     Attributes:
         around: by module, the modules whose calls led to its call, the outermost first.
+        callers: by the code of a function, the user's functions that led to its first call, the outermost first.
         inside: the current call in a compiled region, while its graph runs a second time.
     """
 
     def __init__(self) -> None:
         self.around: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+        self.callers: dict[CodeType, list[CodeType]] = {}
         self.inside: Place | None = None
 
     def here(self) -> Place:
@@ -133,6 +135,9 @@ class Places:
         module = place.module
         if module is not None and module not in self.around:
             self.around[module] = modules_around()
+        if place.code not in self.callers:
+            codes = [at.f_code for at in _outward(sys._getframe(1)) if not is_inside(at.f_code.co_filename)]
+            self.callers[place.code] = codes[:0:-1]
         return place
 
 

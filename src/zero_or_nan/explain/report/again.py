@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -45,10 +45,12 @@ class Program:
     Attributes:
         calls: the calls in order of time, each with the identity of its result.
         loss: the identity of the loss; 0 if there was no backward pass, and None if it is not known.
+        callers: for the code of each function, the user's functions that led to its first call, the outermost first.
     """
 
     calls: Calls
     loss: int | None
+    callers: Mapping[CodeType, Sequence[CodeType]]
 
     @cached_property
     def fails_again(self) -> bool:
@@ -158,11 +160,13 @@ class Again(NamedTuple):
         outcome: the loss, and its gradients. Without a backward pass, the loss is the last result.
         kept: the tensors that came in and were used unchanged.
         is_alike: whether each result that another call read had the same numbers as in the program.
+        decisions: by the identity of a result in the program, the results without floats.
     """
 
     outcome: Outcome
     kept: list[Tensor]
     is_alike: bool
+    decisions: Mapping[int, Tensor]
 
     @property
     def slopes(self) -> Slopes:
@@ -182,6 +186,7 @@ def once_more(
     dtype: torch.dtype | None = None,
     noise: float = 0.0,
     changed: Mapping[int, Call] = MappingProxyType({}),
+    only: Collection[int] | None = None,
 ) -> Again | None:
     """The loss and its gradients after an incoming tensor or a call is replaced; None if a call fails with it.
 
@@ -195,16 +200,17 @@ def once_more(
         dtype: the dtype of all floating-point tensors. By default, the program's.
         noise: the relative size of a random change of each result, like a rounding error.
         changed: by position, the calls that run in place of others.
+        only: the positions of the calls that run in the dtype, if not all do. The others get what they got before.
     """
     if program.loss is None:
         return None
-    run = _Run(take, dtype, noise, program.writes)
+    run = _Run(take, dtype, noise, program.writes, only is not None)
     try:
         with without_side_effects():
             for at, (key, call) in enumerate(program.calls):
                 changes = {id(each): converted(at, each) for each in call.tensors()}
                 if at in changed or run.is_new(call) or any(each is not None for each in changes.values()):
-                    run.call(key, changed.get(at, call), changes)
+                    run.call(key, changed.get(at, call), changes, only is None or at in only)
             return run.end(program.loss)
     except Exception:  # the code may be the user's
         return None
@@ -212,23 +218,32 @@ def once_more(
 
 class _Run:
     def __init__(
-        self, take: Callable[[Tensor], Tensor], dtype: torch.dtype | None, noise: float, writes: Counter[int]
+        self,
+        take: Callable[[Tensor], Tensor],
+        dtype: torch.dtype | None,
+        noise: float,
+        writes: Counter[int],
+        is_partly: bool,
     ) -> None:
-        self._take, self._dtype, self._noise, self._writes = take, dtype, noise, writes
+        self._take, self._dtype, self._noise, self._writes, self._is_partly = take, dtype, noise, writes, is_partly
         self._generator = torch.Generator().manual_seed(0)
         self._made: dict[int, Tensor] = {}
         self._came: dict[int, Tensor] = {}
         self._leaves: dict[int, Tensor] = {}
         self._changed: dict[int, Tensor] = {}
         self._kept: list[Tensor] = []
+        self._decisions: dict[int, Tensor] = {}
         self._last: Tensor | None = None
         self._is_alike = True
 
-    def call(self, key: int, call: Call, changes: dict[int, Change | None]) -> None:
+    def call(self, key: int, call: Call, changes: dict[int, Change | None], is_in_dtype: bool) -> None:
         """Run a call, with some of its operands changed, by their identity."""
+        dtype = self._dtype if is_in_dtype else None
 
         def put(tensor: Tensor) -> Tensor:
             value, change = self._value(tensor), changes.get(id(tensor))
+            if self._is_partly:
+                return value.to(tensor.dtype) if dtype is None else in_dtype(dtype, value)
             if change is None:
                 return value
             if id(tensor) not in self._changed:  # a sum of its gradients must not be rounded once for each call
@@ -236,14 +251,17 @@ class _Run:
             return self._changed[id(tensor)]
 
         args, kwargs = tree_map_only(Tensor, put, (tuple(call.args), dict(call.kwargs)))
-        if self._dtype is not None:
+        if dtype is not None:
             args, kwargs = tree_map(self._of_dtype, (args, kwargs))
         with torch.set_grad_enabled(call.is_recorded):
-            result = (call.again if self._dtype is None else call.run)(args, kwargs)
+            result = (call.again if dtype is None else call.run)(args, kwargs)
         if isinstance(result, Tensor):
-            result = in_dtype(self._dtype, result)
+            result = in_dtype(dtype, result)
             self._made[key] = self._moved(result) if self._noise and rounds(call) else result
-            self._last = self._made[key] if result.is_floating_point() or result.is_complex() else self._last
+            if result.is_floating_point() or result.is_complex():
+                self._last = self._made[key]
+            else:
+                self._decisions[key] = result
 
     def end(self, key: int) -> Again | None:
         """What the calls gave; None if the loss, whose identity it was in the program, is not among that."""
@@ -256,7 +274,7 @@ class _Run:
             options = {"allow_unused": True, "materialize_grads": True}
             gradients = list(torch.autograd.grad(loss, leaves, weights(loss), **options))
         found = {(key, 1): each.detach() for key, each in zip(self._leaves, gradients, strict=True)}
-        return Again(Outcome(loss.detach(), found), self._kept, self._is_alike)
+        return Again(Outcome(loss.detach(), found), self._kept, self._is_alike, self._decisions)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
@@ -292,7 +310,8 @@ class _Run:
             taken = self._take(tensor) if made is None else made
             if taken is tensor:
                 self._kept.append(tensor)
-            self._came[id(tensor)] = value = in_dtype(self._dtype, on_copies(taken))
+            dtype = None if self._is_partly else self._dtype
+            self._came[id(tensor)] = value = in_dtype(dtype, on_copies(taken))
             if tensor.requires_grad:
                 self._leaves[id(tensor)] = value.requires_grad_()
         return self._came[id(tensor)]

@@ -9,7 +9,7 @@ import functools
 import gc
 import itertools
 import os.path
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -22,7 +22,7 @@ from ...functions.numerics import is_pointwise
 from ..births.diagnosis import Diagnosis, Verdict
 from ..births.findings import History
 from ..births.provenance import Birth, Kind
-from ..program.code import Place, is_module, of_variables
+from ..program.code import Place, Places, is_module, of_variables
 from ..program.rerun import extra
 from ..program.tensors import address, in_several_processes
 from .again import Program
@@ -131,10 +131,9 @@ class Narration:
         verdicts: the verdicts of the births in the report.
     """
 
-    def __init__(self, report: Report, around: Mapping[nn.Module, Sequence[nn.Module]], history: History) -> None:
-        self.report, self._history = report, history
+    def __init__(self, report: Report, places: Places, history: History) -> None:
+        self.report, self._places, self._history = report, places, history
         self.verdicts: WeakKeyDictionary[Birth, Verdict] = WeakKeyDictionary()
-        self._around = around
         self._narrated: dict[tuple[Any, ...], _Narrated] = {}
         self._end: _Narrated | None = None  # where a divergence ended
 
@@ -194,7 +193,7 @@ class Narration:
             return without_rows(is_bad, names.frame, self._program(), birth.place.filename)
 
     def _program(self) -> Program:
-        return Program(self._history.calls(), self._history.loss)
+        return Program(self._history.calls(), self._history.loss, self._places.callers)
 
     def name_cause(self, cause: str) -> None:
         """Write into the report what led to the origins. The cause is empty if the earlier steps show nothing.
@@ -226,7 +225,7 @@ class Narration:
         """An origin, still without what it reached."""
         birth, verdict = diagnosis.birth, diagnosis.verdict
         place, module = birth.place, birth.place.module
-        outer = next(iter(self._around.get(module, ())), None) if module is not None else None
+        outer = next(iter(self._places.around.get(module, ())), None) if module is not None else None
         path = names.of_module(module, outer)
         name, role = _came_in(birth, names)
         origin = Origin(

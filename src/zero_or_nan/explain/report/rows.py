@@ -57,7 +57,9 @@ def _without(name: str, tensor: Tensor, data: Sequence[tuple[str, Tensor]], plac
         before = [at for at, (_, call) in enumerate(calls) if call.place.code is place.code]
         begin = 1 + max((at for at in before if calls[at][1].place.line < statement.lineno), default=-1)
         value = _tried(
-            Program(calls[begin:], program.loss), {id(alike[each]): alike[each][kept] for each in names}, len(tensor)
+            Program(calls[begin:], program.loss, program.callers),
+            {id(alike[each]): alike[each][kept] for each in names},
+            len(tensor),
         )
         if value is not None:
             return _written(names, name, kept, tensor.dim(), value, place, statement.lineno)

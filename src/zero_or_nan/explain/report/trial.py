@@ -35,7 +35,7 @@ from ..program.rerun import extra, without_side_effects
 from ..program.source import can_come_before, expression_at, lacks_torch
 from ..program.tensors import address, are_finite, not_finite
 from .again import FAR, Again, Program, agree, once_more, position_of
-from .default_dtype import in_float64
+from .decorated import in_float64
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import filled, guarded, kept_away, rewritten
 from .left_out import masked_before, with_large_numbers, without_them

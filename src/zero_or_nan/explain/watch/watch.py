@@ -78,7 +78,7 @@ class Watch:
         self.forward = Forward(self.scope, self.findings, self.places, self.regions, self.sandbox, self.mistakes)
         self.transforms = Transforms(self.scope, self.forward, self.findings, self.places, self.mistakes)
         self.patches = Patches(self)
-        self.narration = Narration(report, self.places.around, self.findings.history)
+        self.narration = Narration(report, self.places, self.findings.history)
         self.course: Course | None = None
         self.running: Backward | None = None
         self._leaves: dict[int, weakref.ref[Tensor]] = {}
