@@ -2,6 +2,7 @@
 
 - `ignoring`: `backward` and `grad` that skip what the loss ignored, with the forward code as it is.
 - `explain`: where a NaN was born that reached the loss or a gradient, and what to do about it.
+- `in_float64`, `in_float32`: the same code in a wider dtype, for a number that a smaller one loses.
 
 Needs torch, 2.6 or newer, and nothing else. Importing it changes nothing: no warning filters, no patches.
 
@@ -22,7 +23,7 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
 try:
     from . import ignoring
     from .explain import explain
-    from .float64 import in_float64
+    from .wider import in_float32, in_float64
 except Exception as error:
     from .selfcheck.lacking import lacking
 
@@ -33,6 +34,6 @@ except Exception as error:
         f"zero_or_nan can't be imported: {error}. Install another release of PyTorch, or a newer zero_or_nan.\n{names}"
     ) from error
 
-__all__ = ["explain", "ignoring", "in_float64"]
+__all__ = ["explain", "ignoring", "in_float32", "in_float64"]
 
 __version__ = "0.1.0"

@@ -21,6 +21,7 @@ from ...ignoring.inside import gpu_in_use, graph_from, leaves_of, tree_map
 from ..births.diagnosis import Diagnosis
 from ..births.findings import History
 from ..births.provenance import Kind as OfOrigin
+from ..program.code import Places
 from ..program.rerun import RandomState, without_asserts, without_warnings
 from ..program.tensors import are_finite, tensors_in
 from ..report.narration import Names, Narration
@@ -66,7 +67,7 @@ class Brief(Narration):
     """Notes where something was born, without the user's names and without trying remedies."""
 
     def __init__(self, report: Report, history: History) -> None:
-        super().__init__(report, {}, history)
+        super().__init__(report, Places(), history)
         self.found: dict[Key, OfOrigin] = {}
 
     def add(self, diagnoses: Iterable[Diagnosis], names: Names) -> None:

@@ -18,9 +18,14 @@ from ..births.call import Call
 from ..births.chain import in_dtype, view_like
 from ..program.rerun import on_copies, without_side_effects
 from ..program.tensors import node_of
-from .conversion import Calls, Change
 from .exact import Outcome, weights
 from .limits import Slopes, as_written, beside, limits_of_slopes, rounds
+
+Calls = Sequence[tuple[int, Call]]
+"""Calls in order of time, each with the identity of its result."""
+
+Change = Callable[[Tensor], Tensor]
+"""A function that is applied to an operand before a call reads it."""
 
 MOST_NUMBERS = 20_000_000
 """The largest total size of all operands for which the calls run again."""
@@ -254,7 +259,8 @@ class _Run:
         if dtype is not None:
             args, kwargs = tree_map(self._of_dtype, (args, kwargs))
         with torch.set_grad_enabled(call.is_recorded):
-            result = (call.again if dtype is None else call.run)(args, kwargs)
+            is_narrowing = dtype is not None and call.name in ("float", "half", "bfloat16")
+            result = args[0] if is_narrowing else (call.again if dtype is None else call.run)(args, kwargs)
         if isinstance(result, Tensor):
             result = in_dtype(dtype, result)
             self._made[key] = self._moved(result) if self._noise and rounds(call) else result

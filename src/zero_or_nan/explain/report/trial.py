@@ -35,25 +35,22 @@ from ..program.rerun import extra, without_side_effects
 from ..program.source import can_come_before, expression_at, lacks_torch
 from ..program.tensors import address, are_finite, not_finite
 from .again import FAR, Again, Program, agree, once_more, position_of
-from .decorated import in_float64
+from .decorated import in_a_wider_dtype
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import filled, guarded, kept_away, rewritten
 from .left_out import masked_before, with_large_numbers, without_them
 from .limits import are_limits, have_limits, is_limit, ordinary
 from .matching import Match, line_of, matches, numbers_of
+from .moved import with_moved_arguments
 from .remedies import BEYOND, EPSILON, GROWTH
+from .small_constants import constant_lost, floor_under, larger_constant
 from .vectors import with_other_values
-from .wide_calls import with_a_wider_conversion, with_moved_arguments, with_wider_arguments
-from .widening import Wide, constant_lost, floor_under, larger_constant, widened
 
 MOST_ELEMENTS = 5_000_000
 """The largest size of the operands for which anything is tried."""
 
 AFTER = 4
 """How many calls after a call may be part of the same formula."""
-
-_AFTER_WIDER = 9
-"""The same number for a line in a wider dtype. A rewritten formula is short, but a widened formula may be long."""
 
 _SECONDS = 3.0
 """The seconds after which a terminal shows that remedies are being tried."""
@@ -168,8 +165,8 @@ def advice_on(
 ) -> Advice:
     """Try rewrites of the calls in which a number was born, and run the failed call in exact arithmetic.
 
-    The remedies, in this order: a rewrite, a limit, the same formula in a wider dtype, a larger eps if the dtype rounds
-    the eps to 0, and a bound that keeps the numbers finite.
+    The remedies, in this order: a rewrite, the same function in a wider dtype, a limit, a larger eps if the dtype
+    rounds the eps to 0, and a bound that keeps the numbers finite.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
@@ -182,7 +179,8 @@ def advice_on(
     """
     failed = chains[-1]
     if numerics_of(failed.call.name).is_open:
-        line = with_other_values(chains, program.calls) or with_moved_arguments(failed, program)
+        line = with_other_values(chains, program) or with_moved_arguments(failed, program)
+        line = line or in_a_wider_dtype(chains, program)
         return NOTHING_TRIED if line is None else Advice(*line)
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
@@ -194,12 +192,9 @@ def advice_on(
     if best is None or best.choice or best.replaces is None or best.is_coarse:
         is_known = best is not None and best.replaces is not None and not best.is_coarse
         is_known |= lost is not None and lost.is_beyond or program.is_rounded_before
-        wide = None if is_known else widened(chains, _AFTER_WIDER, module, program, lost)
-        if wide is None or not wide.is_enough:  # perhaps another call of the user's function is
-            call = with_a_wider_conversion(failed.call, program) or with_wider_arguments(failed, program)
-            wide = wide if call is None else Wide(*call)
+        wide = None if is_known else in_a_wider_dtype(chains, program)
         if wide is not None:
-            text, replaces, until, *_ = wide
+            text, replaces, until = wide
             known = [] if best is None else [best]
             text = "\n".join([text, *map(_or, known)])
             situation = "" if constant_lost(lost, failed) is None else EPSILON
@@ -224,12 +219,10 @@ def advice_on(
         return Advice(text, best.replaces, exact=exact, tried=(best, *others[:1]))
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
-    larger = None if lost is None or constant is None else larger_constant(constant, lost, failed)
+    is_chosen = lost is not None and constant is not None and program.right is None  # else there is nothing to choose
+    larger = larger_constant(constant, lost, failed) if is_chosen else None
     if larger is not None:
         return Advice(*larger, exact, situation=situation)
-    whole = in_float64(failed.call, program)
-    if whole is not None:
-        return Advice(*whole, exact)
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
     if bound:
         return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), exact=exact)

@@ -18,7 +18,7 @@ from ..births.arithmetic import number
 from ..births.chain import Chain
 from ..program.source import closed, expression_at, with_each_in
 from ..program.tensors import are_finite
-from .conversion import Calls, Line
+from .again import Program, once_more
 from .exact import Outcome, outcome, texts_of
 
 _SIZES = (1e-8, 1e-8, 1e-7)
@@ -32,12 +32,12 @@ _WHY = """\
 # small random differences give the same gradients, within {near}. Tried on your numbers: value {value}"""
 
 
-def with_other_values(chains: Sequence[Chain], calls: Calls) -> tuple[str, int] | None:
+def with_other_values(chains: Sequence[Chain], program: Program) -> tuple[str, int] | None:
     """A line that makes the values differ, and its number, if the loss has a gradient.
 
     Args:
         chains: the calls that used the vectors, the last call first, and finally the call that computed them.
-        calls: all known calls, each with the identity of its result.
+        program: all known calls.
     """
     failed = chains[-1].call
     matrix = next((each for each in failed.tensors()), None)
@@ -45,7 +45,8 @@ def with_other_values(chains: Sequence[Chain], calls: Calls) -> tuple[str, int] 
     text = next((text for thing, text in texts_of(failed) if thing is matrix), None)
     if matrix is None or expression is None or not expression.is_whole or text is None or matrix.is_complex():
         return None
-    if Line(failed, torch.float64).converted(calls) is None:
+    here = {at for at, (_, call) in enumerate(program.calls) if call.is_again(failed)}
+    if once_more(program, converted=lambda at, tensor: Tensor.double if at in here else None) is None:
         return None  # what follows does not take float64
     end = next(chain for chain in chains if any(call.is_again(failed) for call in chain.calls()))
     with contextlib.suppress(RuntimeError):  # the calls before it do not take float64

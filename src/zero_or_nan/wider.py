@@ -1,6 +1,6 @@
-"""Float64 for code that is written in a smaller dtype, without a change in this code.
+"""A wider dtype for code that is written in a smaller one, without a change in this code.
 
-Each function of PyTorch gets its operands in float64, and all tensors that the code makes are in float64. Random
+Each function of PyTorch gets its operands in the wider dtype, and so are all tensors that the code makes. Random
 numbers are drawn in the dtype in which the code draws them, so they stay the same.
 """
 
@@ -10,11 +10,11 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack  # type: ignore[attr-defined]
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .functions.numerics import numerics_of
@@ -22,11 +22,6 @@ from .masks.trees import tree_leaves, tree_map, tree_map_only
 from .replacing import put_back, replace_engine
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_WIDER = {
-    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
-    **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
-}
 
 _CONVERSIONS = {
     "float": torch.float32,
@@ -50,7 +45,40 @@ _DRAWS = frozenset(
 """Functions that give random numbers, of which other dtypes have others."""
 
 
-class in_float64:
+class _InDtype:
+    """What `in_float64` and `in_float32` have in common."""
+
+    dtype: ClassVar[torch.dtype]
+
+    def __init__(self) -> None:
+        self._modes: list[_Wider] = []
+
+    def __enter__(self) -> None:
+        self._modes.append(_Wider(self.dtype))
+        self._modes[-1].__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._modes.pop().__exit__(*raised)
+
+    def __call__(self, function: F) -> F:
+        """The function, computed in the wider dtype."""
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            name = type(self).__name__
+            raise TypeError(
+                f"{name} can't decorate {function.__qualname__}, a generator or a coroutine, whose code runs after the "
+                f"call: use `with {name}():` inside of it"
+            )
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with _Wider(self.dtype) as mode:
+                result = function(*args, **kwargs)
+            return tree_map_only(Tensor, mode.given_back, result)
+
+        return wrapped  # type: ignore[return-value]
+
+
+class in_float64(_InDtype):
     """Computes in float64 what the code inside computes in float32, float16 or bfloat16.
 
     A number that a smaller dtype rounds to 0, to an infinity or to its neighbour is then what it should be, and so are
@@ -84,40 +112,37 @@ class in_float64:
     tensor([0.2689, 0.7311])
     """
 
-    def __init__(self) -> None:
-        self._modes: list[_Wider] = []
+    dtype = torch.float64
 
-    def __enter__(self) -> None:
-        self._modes.append(_Wider())
-        self._modes[-1].__enter__()
 
-    def __exit__(self, *raised: Any) -> None:
-        self._modes.pop().__exit__(*raised)
+class in_float32(_InDtype):
+    """Computes in float32 what the code inside computes in float16 or bfloat16, as `in_float64` does in float64.
 
-    def __call__(self, function: F) -> F:
-        """The function, computed in float64."""
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            raise TypeError(
-                f"in_float64 can't decorate {function.__qualname__}, a generator or a coroutine, whose code runs after "
-                "the call: use `with in_float64():` inside of it"
-            )
+    On a GPU, float32 is much faster than float64, and it has room for all that a 16-bit dtype loses by overflow.
 
-        @functools.wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with _Wider() as mode:
-                result = function(*args, **kwargs)
-            return tree_map_only(Tensor, mode.given_back, result)
+    >>> import torch
+    >>> from zero_or_nan import in_float32
+    >>> x = torch.tensor([200.0, 300.0], dtype=torch.float16)
+    >>> (x * x).mean().sqrt()
+    tensor(inf, dtype=torch.float16)
+    >>> with in_float32():
+    ...     (x * x).mean().sqrt()
+    tensor(254.9510)
+    """
 
-        return wrapped  # type: ignore[return-value]
+    dtype = torch.float32
 
 
 class _Wider(TorchFunctionMode):
     """A mode that converts what functions get. It knows which dtypes the results would have had."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        smaller = [each for each in (torch.float16, torch.bfloat16, torch.float32) if each.itemsize < dtype.itemsize]
+        self._dtypes = {each: dtype for each in smaller} | {each.to_complex(): dtype.to_complex() for each in smaller}
         self._own: Any = WeakTensorKeyDictionary()
         self._thread = threading.get_ident()
+        self._is_off = False  # PyTorch takes a mode off while it handles a call
 
     def __enter__(self) -> _Wider:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -126,30 +151,39 @@ class _Wider(TorchFunctionMode):
 
     def __exit__(self, *raised: Any) -> None:
         put_back(self)
-        super().__exit__(*raised)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def given_back(self, tensor: Tensor) -> Tensor:
         """A result in the dtype that it would have had."""
-        return tensor.to(self._own[tensor]) if tensor in self._own else tensor
+        is_leaf = tensor.is_leaf and tensor.requires_grad  # it must stay the one that gets the gradient
+        return tensor if is_leaf or tensor not in self._own else tensor.to(self._own[tensor])
 
     def _with_engine(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """PyTorch's engine with this mode on: a backward pass may run Python, such as that of a checkpoint."""
 
         def engine(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread or self in _get_current_function_mode_stack():
+            if threading.get_ident() != self._thread or not self._is_off:
                 return run(*args, **kwargs)
             super(_Wider, self).__enter__()  # type: ignore[no-untyped-call]
+            self._is_off = False
             try:
                 return run(*args, **kwargs)
             finally:
-                super(_Wider, self).__exit__(None, None, None)
+                self._is_off = True
+                super(_Wider, self).__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
         return engine
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        self._is_off = True
+        try:
+            return self._handled(func, args, kwargs or {})
+        finally:
+            self._is_off = False
+
+    def _handled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if name in _CONVERSIONS:
             func, name, args = Tensor.to, "to", (args[0], _CONVERSIONS[name])
@@ -159,26 +193,25 @@ class _Wider(TorchFunctionMode):
         if _keeps(name) or name in ("to", "type") and not _has_dtype((args[1:], kwargs)):
             return self._noted(func(*args, **kwargs), own)
         if any(isinstance(each, Tensor) for each in tree_leaves((args, kwargs))):
-            return self._noted(_computed(func, args, kwargs), own)
+            return self._noted(self._computed(func, args, kwargs), own)
         return self._made(func, args, kwargs)
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a function gives that has no operands, such as `zeros`."""
         result = func(*args, **kwargs)
-        if not isinstance(result, Tensor) or result.dtype not in _WIDER:
+        if not isinstance(result, Tensor) or result.dtype not in self._dtypes:
             return result
-        wider = _WIDER[result.dtype]
-        try:  # of a number in the code, float64 has more digits
-            wide = func(*args, **{**kwargs, "dtype": wider})
+        try:  # of a number in the code, the wider dtype has more digits
+            wide = func(*args, **{**kwargs, "dtype": self._dtypes[result.dtype]})
         except TypeError:
-            wide = _wider_result(result)
+            wide = self._result(result)
         return self._noted(wide, result.dtype)
 
     def _drawn(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Random numbers, as they are in the dtype in which the code draws them."""
         if not name.endswith("_"):
             result = func(*tree_map_only(Tensor, self.given_back, args), **kwargs)
-            return self._noted(tree_map_only(Tensor, _wider_result, result), self._dtype_of(result))
+            return self._noted(tree_map_only(Tensor, self._result, result), self._dtype_of(result))
         into = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
         dtype = torch.get_default_dtype() if isinstance(into, torch.nn.Parameter) else into.dtype
         drawn = torch.empty(into.shape, dtype=self._own.get(into, dtype), device=into.device)
@@ -199,34 +232,33 @@ class _Wider(TorchFunctionMode):
 
     def _noted(self, result: Any, own: torch.dtype) -> Any:
         for each in tree_leaves(result):
-            if isinstance(each, Tensor) and each.dtype in _WIDER.values():
+            if isinstance(each, Tensor) and each.dtype in self._dtypes.values():
                 self._own[each] = own.to_complex() if each.is_complex() else own.to_real()
         return result
 
+    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a function gives for operands in the wider dtype. An operand that it writes into keeps its dtype."""
+        wide: dict[int, tuple[Tensor, Tensor]] = {}
 
-def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a function gives for operands in float64. If it writes into an operand, that keeps its dtype."""
-    wide: dict[int, tuple[Tensor, Tensor]] = {}
+        def put(thing: Any) -> Any:
+            if isinstance(thing, torch.dtype):
+                return self._dtypes.get(thing, thing)
+            if not isinstance(thing, Tensor) or thing.dtype not in self._dtypes:
+                return thing
+            return wide.setdefault(id(thing), (thing, thing.to(self._dtypes[thing.dtype])))[1]
 
-    def put(thing: Any) -> Any:
-        if isinstance(thing, torch.dtype):
-            return _WIDER.get(thing, thing)
-        if not isinstance(thing, Tensor) or thing.dtype not in _WIDER:
-            return thing
-        return wide.setdefault(id(thing), (thing, _wider(thing)))[1]
+        result = func(*tree_map(put, args), **tree_map(put, kwargs))
+        if not wide:
+            return tree_map_only(Tensor, self._result, result)  # of integers, or of numbers in the code
+        written = {id(copy): narrow.copy_(copy) for narrow, copy in wide.values() if copy._version}
+        return tree_map_only(Tensor, lambda each: written.get(id(each), each), result) if written else result
 
-    result = func(*tree_map(put, args), **tree_map(put, kwargs))
-    written = {id(copy): narrow.copy_(copy) for narrow, copy in wide.values() if copy._version}
-    return tree_map_only(Tensor, lambda each: written.get(id(each), each), result) if written else result
-
-
-def _wider(tensor: Tensor) -> Tensor:
-    return tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
-
-
-def _wider_result(tensor: Tensor) -> Tensor:
-    """A new tensor in float64; a leaf if the tensor is one."""
-    return _wider(tensor.detach()).requires_grad_() if tensor.is_leaf and tensor.requires_grad else _wider(tensor)
+    def _result(self, tensor: Tensor) -> Tensor:
+        """A new tensor in the wider dtype; a leaf if the tensor is one."""
+        dtype = self._dtypes.get(tensor.dtype, tensor.dtype)
+        if dtype is not tensor.dtype and tensor.is_leaf and tensor.requires_grad:
+            return tensor.detach().to(dtype).requires_grad_()
+        return tensor.to(dtype)
 
 
 def _has_dtype(tree: Any) -> bool:
@@ -241,6 +273,6 @@ def _keeps(name: str) -> bool:
     known, packet = numerics_of(public), getattr(torch.ops.aten, public, None)
     if known.makes == "nothing" and name != "type" or known.moves or public in _NO_NUMBERS or name.startswith("_amp"):
         return True
-    is_operator = isinstance(packet, torch._ops.OpOverloadPacket)
-    returned = getattr(packet, packet.overloads()[0])._schema.returns if is_operator else []
+    overloads = packet.overloads() if packet is not None and hasattr(packet, "overloads") else []
+    returned = getattr(packet, overloads[0])._schema.returns if overloads else []
     return name != "to" and any(each.alias_info is not None and not each.alias_info.is_write for each in returned)
