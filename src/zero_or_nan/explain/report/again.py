@@ -101,11 +101,13 @@ class Program:
     def is_rounded_before(self) -> bool:
         """Whether the loss or a gradient depends on what float32 lost of the numbers that came in, such as 0.1.
 
-        Then neither the loss in float32 nor that in float64 is right: `x - 0.1` is not 0 if only x was rounded.
+        Then neither the loss in float32 nor that in float64 is right: `x - 0.1` is not 0 if only x was rounded. The
+        same holds for what a conversion loses: `torch.tensor(0.1).half()`.
         """
         if self.right is None:
             return False
-        return not agree(once_more(self, as_written, dtype=torch.float64), self.right, 1e-2)
+        written = once_more(self, as_written, dtype=torch.float64), once_more(self, dtype=torch.float64, narrows=True)
+        return not all(agree(each, self.right, 1e-2) for each in written)
 
     @cached_property
     def limits(self) -> Mapping[Any, tuple[Tensor, Tensor]]:
@@ -192,6 +194,7 @@ def once_more(
     noise: float = 0.0,
     changed: Mapping[int, Call] = MappingProxyType({}),
     only: Collection[int] | None = None,
+    narrows: bool = False,
 ) -> Again | None:
     """The loss and its gradients after an incoming tensor or a call is replaced; None if a call fails with it.
 
@@ -206,10 +209,11 @@ def once_more(
         noise: the relative size of a random change of each result, like a rounding error.
         changed: by position, the calls that run in place of others.
         only: the positions of the calls that run in the dtype, if not all do. The others get what they got before.
+        narrows: whether `x.half()` rounds numbers to float16, also if the calls run in another dtype.
     """
     if program.loss is None:
         return None
-    run = _Run(take, dtype, noise, program.writes, only is not None)
+    run = _Run(take, dtype, noise, program.writes, only is not None, narrows)
     try:
         with without_side_effects():
             for at, (key, call) in enumerate(program.calls):
@@ -229,8 +233,10 @@ class _Run:
         noise: float,
         writes: Counter[int],
         is_partly: bool,
+        narrows: bool,
     ) -> None:
-        self._take, self._dtype, self._noise, self._writes, self._is_partly = take, dtype, noise, writes, is_partly
+        self._take, self._dtype, self._noise, self._writes = take, dtype, noise, writes
+        self._is_partly, self._narrows = is_partly, narrows
         self._generator = torch.Generator().manual_seed(0)
         self._made: dict[int, Tensor] = {}
         self._came: dict[int, Tensor] = {}
@@ -259,8 +265,10 @@ class _Run:
         if dtype is not None:
             args, kwargs = tree_map(self._of_dtype, (args, kwargs))
         with torch.set_grad_enabled(call.is_recorded):
-            is_narrowing = dtype is not None and call.name in ("float", "half", "bfloat16")
-            result = args[0] if is_narrowing else (call.again if dtype is None else call.run)(args, kwargs)
+            if dtype is not None and call.name in ("float", "half", "bfloat16") and not self._narrows:
+                result = args[0]
+            else:
+                result = (call.again if dtype is None else call.run)(args, kwargs)
         if isinstance(result, Tensor):
             result = in_dtype(dtype, result)
             self._made[key] = self._moved(result) if self._noise and rounds(call) else result

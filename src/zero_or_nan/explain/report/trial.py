@@ -219,8 +219,10 @@ def advice_on(
         return Advice(text, best.replaces, exact=exact, tried=(best, *others[:1]))
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
-    is_chosen = lost is not None and constant is not None and program.right is None  # else there is nothing to choose
-    larger = larger_constant(constant, lost, failed) if is_chosen else None
+    if lost is None or constant is None or program.right is not None:  # where the loss exists, there is no choice
+        larger = None
+    else:
+        larger = larger_constant(constant, lost, failed)
     if larger is not None:
         return Advice(*larger, exact, situation=situation)
     bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
