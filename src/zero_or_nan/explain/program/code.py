@@ -113,18 +113,25 @@ def modules_around() -> list[nn.Module]:
     return [at.f_locals["self"] for at in _outward(sys._getframe(1)) if at.f_code is _CALL][::-1]
 
 
+class Caller(NamedTuple):
+    """A line from which a function was called, and the code that this line is in."""
+
+    code: CodeType
+    line: int
+
+
 class Places:
     """The places of one block, with the modules around each module when it was first called.
 
     Attributes:
         around: by module, the modules whose calls led to its call, the outermost first.
-        callers: by the code of a function, the user's functions that led to its first call, the outermost first.
+        callers: by the code of a function, the lines of the user's that led to its first call, the outermost first.
         inside: the current call in a compiled region, while its graph runs a second time.
     """
 
     def __init__(self) -> None:
         self.around: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
-        self.callers: dict[CodeType, list[CodeType]] = {}
+        self.callers: dict[CodeType, list[Caller]] = {}
         self.inside: Place | None = None
 
     def here(self) -> Place:
@@ -136,8 +143,8 @@ class Places:
         if module is not None and module not in self.around:
             self.around[module] = modules_around()
         if place.code not in self.callers:
-            codes = [at.f_code for at in _outward(sys._getframe(1)) if not is_inside(at.f_code.co_filename)]
-            self.callers[place.code] = codes[:0:-1]
+            users = [at for at in _outward(sys._getframe(1)) if not is_inside(at.f_code.co_filename)]
+            self.callers[place.code] = [Caller(at.f_code, at.f_lineno) for at in users[:0:-1]]
         return place
 
 

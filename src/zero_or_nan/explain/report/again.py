@@ -16,6 +16,7 @@ from ...ignoring.inside import tree_map, tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import in_dtype, view_like
+from ..program.code import Caller
 from ..program.rerun import on_copies, without_side_effects
 from ..program.tensors import node_of
 from .exact import Outcome, weights
@@ -50,12 +51,12 @@ class Program:
     Attributes:
         calls: the calls in order of time, each with the identity of its result.
         loss: the identity of the loss; 0 if there was no backward pass, and None if it is not known.
-        callers: for the code of each function, the user's functions that led to its first call, the outermost first.
+        callers: for the code of each function, the lines that led to its first call, the outermost first.
     """
 
     calls: Calls
     loss: int | None
-    callers: Mapping[CodeType, Sequence[CodeType]]
+    callers: Mapping[CodeType, Sequence[Caller]]
 
     @cached_property
     def fails_again(self) -> bool:

@@ -35,7 +35,6 @@ from ..program.rerun import extra, without_side_effects
 from ..program.source import can_come_before, expression_at, lacks_torch
 from ..program.tensors import address, are_finite, not_finite
 from .again import FAR, Again, Program, agree, once_more, position_of
-from .decorated import in_a_wider_dtype
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import filled, guarded, kept_away, rewritten
 from .left_out import masked_before, with_large_numbers, without_them
@@ -45,6 +44,7 @@ from .moved import with_moved_arguments
 from .remedies import BEYOND, EPSILON, GROWTH
 from .small_constants import constant_lost, floor_under, larger_constant
 from .vectors import with_other_values
+from .wider import in_a_wider_dtype
 
 MOST_ELEMENTS = 5_000_000
 """The largest size of the operands for which anything is tried."""

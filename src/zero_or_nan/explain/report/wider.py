@@ -1,4 +1,4 @@
-"""Runs one of the user's functions in float32 or float64, by a decorator above it.
+"""Runs one of the user's functions in float32 or float64, by a decorator above it, or lines outside of functions.
 
 A number may be lost in one line and be needed in another, so that no line alone repairs the formula. The calls that ran
 during the function run again in the wider dtype, and the others as before. The innermost function that is enough gets
@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-from collections.abc import Collection, Sequence
+import re
+import textwrap
+from collections.abc import Sequence
 from types import CodeType
 from typing import NamedTuple
 
@@ -19,10 +21,10 @@ import torch
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
-from ..program.code import Place
+from ..program.code import Caller, Place
 from ..program.source import parsed_file
 from ..program.tensors import are_finite
-from .again import Again, Program, agree, once_more
+from .again import Program, agree
 from .exact import Outcome, exactly, exists, failed_at, outcome
 from .limits import is_steady
 
@@ -32,16 +34,24 @@ _NEAR = 1e-3
 _AFTER = 10
 """How many calls, from the failed one on, may be part of the same formula."""
 
-_CODE = """\
+_DECORATED = """\
 # {dtype} inside of this function, whose results get their dtype back.
 # Tried on your numbers: {told}
 from zero_or_nan import in_{dtype}
 
-{head}"""
+{code}"""
+
+_BLOCK = """\
+# {dtype} inside of the block, and what it gives stays in {dtype}.
+# Tried on your numbers: {told}
+from zero_or_nan import in_{dtype}
+
+with in_{dtype}():
+{code}"""
 
 
-class Decorated(NamedTuple):
-    """The first lines of a function, with a decorator.
+class Wider(NamedTuple):
+    """Lines that compute in a wider dtype.
 
     Attributes:
         text: the lines, below a comment with what they give on the user's numbers.
@@ -53,10 +63,10 @@ class Decorated(NamedTuple):
     until: int
 
 
-def in_a_wider_dtype(chains: Sequence[Chain], program: Program) -> Decorated | None:
-    """A function in a wider dtype, which gives the exact numbers; None if no function is enough.
+def in_a_wider_dtype(chains: Sequence[Chain], program: Program) -> Wider | None:
+    """A function, or lines outside of functions, in a wider dtype; None if nothing gives the exact numbers.
 
-    Float32 is tried first where the function computes in 16 bits. If the exact loss is not known, the first result
+    Float32 is tried first where the failed call computes in 16 bits. If the exact loss is not known, the first result
     decides that its dtype has room for.
 
     Args:
@@ -64,17 +74,19 @@ def in_a_wider_dtype(chains: Sequence[Chain], program: Program) -> Decorated | N
         program: all known calls.
     """
     failed = chains[-1].call
-    functions = [(code, _function(code, failed.place)) for code in reversed(_around(failed, program))]
     if program.is_rounded_before or program.right is not None and not program.is_steady:
         return None
-    for code, node in functions:
-        for dtype in _wider(failed) if node is not None else ():
-            told = _told(dtype, code, chains, program)
-            if told and node is not None:
-                first, name = _first(node), str(dtype).removeprefix("torch.")
-                lines = [linecache.getline(code.co_filename, at).strip() for at in range(first, node.lineno + 1)]
-                head = "\n".join([*lines[:-1], f"@in_{name}()", lines[-1]])
-                return Decorated(_CODE.format(dtype=name, told=told, head=head), first, node.lineno)
+    for code in reversed(_around(failed, program)):
+        lines = _lines(code, failed.place, program)
+        for dtype in _wider(failed) if lines is not None else ():
+            if lines is not None and (told := _told(dtype, code, chains, program)):
+                text = "".join(linecache.getline(code.co_filename, at) for at in range(lines[0], lines[1] + 1))
+                name, text = str(dtype).removeprefix("torch."), textwrap.dedent(text).rstrip()
+                is_block = code.co_name == "<module>"
+                decorated = re.sub("^(?=def )", f"@in_{name}()\n", text, flags=re.MULTILINE)
+                wider = textwrap.indent(text, "    ") if is_block else decorated
+                form = _BLOCK if is_block else _DECORATED
+                return Wider(form.format(dtype=name, told=told, code=wider), *lines)
     return None
 
 
@@ -110,14 +122,14 @@ def _wider(failed: Call) -> list[torch.dtype]:
     return [torch.float32, torch.float64] if sizes == {2} else [torch.float64]
 
 
-def _around(call: Call, program: Program) -> tuple[CodeType, ...]:
+def _around(call: Call, program: Program) -> list[CodeType]:
     """The user's functions during which a call ran, the outermost first."""
-    return (*program.callers.get(call.place.code, ()), call.place.code)
+    return [*(each.code for each in program.callers.get(call.place.code, ())), call.place.code]
 
 
 def _in_dtype(dtype: torch.dtype, program: Program, inside: Collection[int]) -> Again | None:
     """The loss and its gradients if some calls run in a dtype; None if another number then decides what code runs."""
-    plain, found = once_more(program), once_more(program, dtype=dtype, only=frozenset(inside))
+    plain, found = once_more(program), once_more(program, dtype=dtype, only=inside)
     if plain is None or found is None:
         return None
     read = {id(each) for _, call in program.calls for each in call.tensors()}
@@ -125,17 +137,40 @@ def _in_dtype(dtype: torch.dtype, program: Program, inside: Collection[int]) -> 
     return found if all(torch.equal(found.decisions[key], plain.decisions[key]) for key in decisions) else None
 
 
-def _function(code: CodeType, place: Place) -> ast.FunctionDef | None:
-    """The definition of a function; None if it is no function that may get the decorator."""
-    is_here = code.co_filename == place.filename and not code.co_flags & inspect.CO_GENERATOR
-    tree = parsed_file(place) if is_here else None
+def _lines(code: CodeType, place: Place, program: Program) -> tuple[int, int] | None:
+    """The first and the last line that change: the head of a function, or a block of a file. None if neither can."""
+    tree = parsed_file(place) if code.co_filename == place.filename else None
+    if code.co_name == "<module>":
+        return None if tree is None else _block(code, tree, program)
     for node in ast.walk(tree or ast.Pass()):
-        if isinstance(node, ast.FunctionDef) and (node.name, _first(node)) == (code.co_name, code.co_firstlineno):
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             has_it = any("in_float" in ast.unparse(each) for each in node.decorator_list)
-            return None if has_it else node
+            if first == code.co_firstlineno and not has_it and not code.co_flags & inspect.CO_GENERATOR:
+                return first, node.lineno
     return None
 
 
-def _first(node: ast.FunctionDef) -> int:
-    """The number of the first line of a function, or of its first decorator."""
-    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
+def _block(code: CodeType, tree: ast.AST, program: Program) -> tuple[int, int] | None:
+    """The first and the last line of the statements of a file from which calls were made up to the loss.
+
+    None if these are in no common block, or if an indentation would change a string in them.
+    """
+    lines = []
+    for key, call in program.calls:
+        callers = [*program.callers.get(call.place.code, ()), Caller(call.place.code, call.place.line)]
+        lines += [each.line for each in callers if each.code is code]
+        if key == program.loss:
+            break
+    blocks = [getattr(tree, name, []) for name in ("body", "orelse", "finalbody")]
+    while lines and blocks:
+        block = blocks.pop()
+        found = [each for each in block if each.lineno <= max(lines) and (each.end_lineno or 0) >= min(lines)]
+        inner = [getattr(found[0], name, []) for name in ("body", "orelse", "finalbody")] if len(found) == 1 else []
+        if any(inner):
+            blocks = inner
+        elif found:
+            parts = [each for node in found for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            has_lines = any(isinstance(it.value, str) and it.end_lineno != it.lineno for it in parts)
+            return None if has_lines else (found[0].lineno, found[-1].end_lineno or 0)
+    return None
