@@ -12,7 +12,7 @@ import inspect
 import linecache
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import CodeType
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from ..births.chain import Chain
 from ..program.code import Caller, Place
 from ..program.source import parsed_file
 from ..program.tensors import are_finite
-from .again import Program, agree
+from .again import Again, Program, agree, once_more
 from .exact import Outcome, exactly, exists, failed_at, outcome
 from .limits import is_steady
 
