@@ -46,11 +46,9 @@ class Call(NamedTuple):
         name: the public name of the function.
         place: the place of the call.
         casts: the dtype to which autocast casts operands; None if it is off.
-        is_cast: whether the program casts the result, although the result already has this dtype.
         is_recorded: False under `no_grad`.
         needs_others: whether the call can't run again, because it exchanges tensors with other processes.
         is_old: whether the same place in the code made another call before the call that is explained.
-        is_decision: whether its result has no floats, such as the mask of `isnan`: the program decides by it.
     """
 
     func: Any
@@ -59,11 +57,9 @@ class Call(NamedTuple):
     args: Any = ()
     kwargs: Any = MappingProxyType({})
     casts: torch.dtype | None = None
-    is_cast: bool = False
     is_recorded: bool = True
     needs_others: bool = False
     is_old: bool = False
-    is_decision: bool = False
 
     @property
     def plan(self) -> Plan:

@@ -56,10 +56,6 @@ class Chain:
         """The calls, in reverse order of time: the last call comes first."""
         return [self.call, *(call for _, call in reversed(self.made.values()))]
 
-    def without_autocast(self, line: Call) -> Chain:
-        """The chain with all calls of a line run outside autocast."""
-        return self.with_calls(lambda call: call._replace(casts=None) if call.is_beside(line) else call)
-
     def with_calls(self, change: Callable[[Call], Call]) -> Chain:
         """The chain with `change` applied to each call."""
         made = {key: (tensor, change(call)) for key, (tensor, call) in self.made.items()}

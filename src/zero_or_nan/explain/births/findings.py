@@ -47,8 +47,6 @@ MOST_CALLS, MOST_BYTES = 2000, 1 << 28
 _MOST_KEPT, _MOST_BYTES_KEPT = 20, 1 << 16
 """The largest number of births whose calls are kept after a pass, and the largest operands of such a call, in bytes."""
 
-_CONVERSIONS = {"half", "to", "type", "type_as"}
-
 COMPILED = "torch.compile"
 """The name of a compiled region in a report, if nothing inside the region is known."""
 
@@ -185,8 +183,6 @@ class History:
         if not tensors or size > MOST_BYTES // 8 or result.is_inference():
             return
         if any(result is tensor for tensor in tensors):
-            if call.name in _CONVERSIONS and (step := self.of(result)) is not None:
-                self._steps[self._numbers[id(result)]] = step._replace(call=step.call._replace(is_cast=True))
             return
         self._keep(Step(call, weakref.ref(result), node, size, key=id(result)))
         base = result._base
@@ -226,11 +222,11 @@ class History:
                 for at, tensor in enumerate(tensors_in(result))
             ]
         for each, tensor in calls:
-            # A mask of what failed changes with it. Before the first birth, nothing that a trial changes can be in one.
-            if self._births and not (tensor.is_floating_point() or tensor.is_complex()):
-                each = each._replace(is_decision=True)
-                self._keep(Step(each, weakref.ref(tensor), None, 0, is_formula=False, key=id(tensor)))
-            if (tensor.is_floating_point() or tensor.is_complex()) and not is_wrapped(tensor):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                size = _bytes_of(each.tensors())  # a mask changes with the numbers that it is of
+                if size <= MOST_BYTES // 8 and not any(map(is_wrapped, each.tensors())):
+                    self._keep(Step(each, weakref.ref(tensor), None, size, is_formula=False, key=id(tensor)))
+            elif not is_wrapped(tensor):
                 self.note(each._replace(casts=casts_on(tensor.device.type)), tensor, node_of(tensor))
 
     def _drop(self, number: int) -> None:

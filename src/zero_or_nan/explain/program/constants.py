@@ -36,13 +36,6 @@ def is_number(text: str, value: Any, place: Place) -> bool:
     return (text.rpartition(".")[2], value) in _numbers(tree) or _is_of_numbers(_parsed(text), _only_numbers(tree))
 
 
-def may_be_number(text: str, place: Place) -> bool:
-    """Whether the file of a call also gives a number to this name, as `previous = 0.0` before a loop does."""
-    tree = parsed_file(place) if text.isidentifier() else None
-    values = [] if tree is None else _bindings(tree).get(text, [])
-    return any(_is_literal(each) for each in values)
-
-
 def _is_literal(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 

@@ -111,19 +111,6 @@ def has_call(place: Place, name: str) -> bool:
     return tree is None or any(_is_call_of(node, name) for node in _calls_in(tree))
 
 
-def expression_of_module(place: Place, path: str) -> Expression | None:
-    """The expression that calls a module of PyTorch; None if it calls another module, which contains this one.
-
-    `place` is that of a call made by the module. `path` is empty if no other module contains the module.
-    """
-    if not type(place.module).__module__.startswith("torch.nn.modules."):
-        return None
-    expression = _expression(place.code, place.instruction, place.line, "")
-    called = expression.node.func if expression is not None and isinstance(expression.node, ast.Call) else None
-    name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else None
-    return expression if name is not None and path.rpartition(".")[2] in ("", name) else None
-
-
 def _position(code: CodeType, instruction: int) -> tuple[int | None, ...]:
     """The first and last line, and the first and last column, of the expression of an instruction."""
     return next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
@@ -262,50 +249,6 @@ def with_each_in(expressions: Sequence[Expression | None], written: Mapping[str,
     return line
 
 
-def _value_in(line: str) -> ast.expr | None:
-    """The expression that a line assigns to one name, or returns; None if it does neither."""
-    tree = parsed(line)
-    statement = tree.body[0] if tree is not None and len(tree.body) == 1 else None
-    is_assignment = isinstance(statement, ast.Assign) and isinstance(statement.targets[-1], ast.Name)
-    return statement.value if is_assignment or isinstance(statement, ast.Return) else None  # type: ignore[union-attr]
-
-
-def is_all_of(expressions: Sequence[Expression | None]) -> bool:
-    """Whether an expression in a line is the whole value that the line assigns to a name, or returns."""
-    known = [each for each in expressions if each is not None]
-    value = _value_in(known[0].line) if known else None
-    return value is not None and any(ast.unparse(each.node) == ast.unparse(value) for each in known)
-
-
-def with_result(line: str, code: str) -> str:
-    """A line with code after the value that the line assigns to a name, or returns."""
-    value = _value_in(line)
-    assert value is not None
-    begin, end, text = value.col_offset, value.end_col_offset, line.encode()
-    return f"{text[:begin].decode()}{closed(text[begin:end].decode())}{code}{text[end:].decode()}"
-
-
-def to_return(code: str, begin: Place, method: str) -> tuple[str, int | None]:
-    """Code in place of a line, then the rest of its block up to a `return`, with a method after the returned value, and
-    the number of the last line. Empty if no `return` of one value follows.
-    """
-    around = _around(begin)
-    block = around[-1].block if around else []
-    end = block[-1] if block else None
-    value = end.value if isinstance(end, ast.Return) else None
-    lines = linecache.getlines(begin.filename)
-    if end is None or end.lineno <= begin.line or value is None or isinstance(value, (ast.Tuple, ast.List, ast.Dict)):
-        return "", None
-    indent = len(lines[begin.line - 1]) - len(lines[begin.line - 1].lstrip())
-    inside = lines[begin.line : end.lineno - 1]
-    between = [(line.lstrip() if line[:indent].strip() else line[indent:]).rstrip() for line in inside]
-    returned = ast.get_source_segment("".join(lines), value) or ""
-    if value.lineno != end.end_lineno:
-        returned = f"({returned})"  # of several lines
-    last = f"return {closed(returned)}{method}"
-    return "\n".join([code, *between, last]), end.end_lineno
-
-
 def closed(text: str) -> str:
     """An expression, in parentheses if something can't follow it without them."""
     is_closed = isinstance(ast.parse(text, mode="eval").body, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
@@ -356,55 +299,10 @@ def can_come_before(place: Place) -> bool:
     return is_first and not line.lstrip().startswith("elif")
 
 
-def reads_gradient(name: str, place: Place) -> bool:
-    """Whether the function around a call uses the gradient of a variable, or gives the variable to an optimizer.
-
-    Outside functions, whether the file does.
-    """
-    around = (each.statement for each in _around(place))
-    function = next((each for each in around if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
-    source = _source(place) if function is None else ast.unparse(function)
-    return (
-        re.search(rf"\b{name}\.(grad|retain_grad|register_\w*hook)\b|\boptim\.\w+\([^)]*\b{name}\b", source) is not None
-    )
-
-
 def looks_up_dtype(nodes: Iterable[ast.AST]) -> bool:
     """Whether parts of code look something up by a dtype, as in `EPS[x.dtype]`."""
     keys = (ast.unparse(node.slice) for node in nodes if isinstance(node, ast.Subscript))
     return any(re.search(r"(^|\.)dtype$", key) for key in keys)
-
-
-def function_around(place: Place) -> Iterator[ast.AST]:
-    """The parts of the function around a call, or of the file."""
-    around = _around(place)
-    is_function = around and isinstance(around[0].statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    yield from ast.walk(around[0].statement if is_function else parsed_file(place) or ast.Pass())
-
-
-def is_compared(place: Place) -> bool:
-    """Whether the function around a call compares the variable to which the call's line assigns."""
-    around = [each.statement for each in _around(place)]
-    names = _bound(around[-1]) if around and isinstance(around[-1], ast.Assign) else set()
-    compared = [node for node in function_around(place) if isinstance(node, ast.Compare)]
-    return any(isinstance(each, ast.Name) and each.id in names for node in compared for each in ast.walk(node))
-
-
-def last_for_turns(names: Collection[str], place: Place) -> bool:
-    """Whether variables that are bound anew before a call keep the new values in the next turn of a loop."""
-    around = _around(place)
-    functions = [
-        at for at, each in enumerate(around) if isinstance(each.statement, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
-    here = around[functions[-1] + 1 :] if functions else around
-    loops = [at for at, each in enumerate(here) if isinstance(each.statement, (ast.For, ast.AsyncFor, ast.While))]
-    if not loops:
-        return False
-    head = here[loops[-1]].statement
-    bound = _bound_by(head.target) if isinstance(head, (ast.For, ast.AsyncFor)) else set()
-    for each in here[loops[-1] + 1 :]:
-        bound = bound.union(*map(_bound, each.block[: each.block.index(each.statement)]))
-    return not bound.issuperset(names)
 
 
 def after_bindings(names: Collection[str], place: Place) -> ast.stmt | None:

@@ -37,9 +37,6 @@ FAR = 1e-1
 _NOISE = 1e-15
 """The relative size of a change in the last digits of a number in float64."""
 
-_LARGER_NOISE = 1e-12
-"""The same, for a loss and gradients that must be known to several digits."""
-
 _MOST_ELSEWHERE = 24
 """About how many other calls of a line are tried, apart from those with other constants."""
 
@@ -93,12 +90,6 @@ class Program:
         return all(float((now - right).norm()) <= float(right.norm()) + 1e-10 * largest for now, right in pairs)
 
     @cached_property
-    def has_digits(self) -> bool:
-        """Whether float64 has digits to spare: larger errors of rounding, in each result, change no gradient much."""
-        noisy = once_more(self, dtype=torch.float64, noise=_LARGER_NOISE)
-        return agree(noisy, self.exact, 1e-3) and not self.is_rounded_before
-
-    @cached_property
     def is_rounded_before(self) -> bool:
         """Whether the loss or a gradient depends on what float32 lost of the numbers that came in, such as 0.1.
 
@@ -134,11 +125,6 @@ class Program:
     def writes(self) -> Counter[int]:
         """By the identity of a tensor, how many of the calls write into it."""
         return Counter(id(call.args[0]) for _, call in self.calls if call.plan.in_place and call.args)
-
-    @property
-    def numbers(self) -> Calls:
-        """The calls that compute numbers, and not only what the program decides by, such as a mask."""
-        return [pair for pair in self.calls if not pair[1].is_decision]
 
     def elsewhere(self, call: Call) -> list[Call]:
         """Other calls from the place of a call, at most as many as are tried: a new line is for all of them."""
