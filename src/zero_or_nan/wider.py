@@ -6,6 +6,7 @@ numbers are drawn in the dtype in which the code draws them, so they stay the sa
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
@@ -32,9 +33,13 @@ _CONVERSIONS = {
 }
 """Methods that convert a tensor to a smaller dtype."""
 
+_VIEWS = frozenset(
+    "chunk expand_as flatten ravel swapdims moveaxis adjoint hsplit vsplit dsplit unflatten view_as".split()
+)
+"""Functions whose results may be views, apart from those that PyTorch's operators say."""
+
 _NO_NUMBERS = frozenset(
-    "result_type can_cast promote_types set resize resize_as share_memory __delete__ ravel swapdims moveaxis adjoint "
-    "hsplit vsplit dsplit cpu cuda".split()
+    "result_type can_cast promote_types set resize resize_as share_memory __delete__ cpu cuda".split()
 )
 """Functions that compute nothing, apart from views, and from those that `numerics` has."""
 
@@ -141,6 +146,8 @@ class _Wider(TorchFunctionMode):
         smaller = [each for each in (torch.float16, torch.bfloat16, torch.float32) if each.itemsize < dtype.itemsize]
         self._dtypes = {each: dtype for each in smaller} | {each.to_complex(): dtype.to_complex() for each in smaller}
         self._own: Any = WeakTensorKeyDictionary()
+        self._leaves: Any = WeakTensorKeyDictionary()
+        self._memory: dict[int, torch.dtype] = {}  # of what is made, which a parameter takes over
         self._thread = threading.get_ident()
         self._is_off = False  # PyTorch takes a mode off while it handles a call
 
@@ -190,11 +197,21 @@ class _Wider(TorchFunctionMode):
         own = self._dtype_of((args, kwargs))
         if name.rstrip("_") in _DRAWS or getattr(func, "__module__", "") == "torch.nn.init":
             return self._drawn(func, name, args, kwargs)
+        if func == Tensor.dtype.__get__:  # type: ignore[attr-defined]
+            return self._own_dtype(args[0])  # what the code decides by a dtype stays the same
+        if func == Tensor.data.__get__:  # type: ignore[attr-defined]
+            self._leaves.clear()  # what is written into it does not count as a write into the leaf
+        if _is_view(name):
+            args = tree_map_only(Tensor, lambda each: self._wider(each) if _is_used(each) else each, args)
         if _keeps(name) or name in ("to", "type") and not _has_dtype((args[1:], kwargs)):
             return self._noted(func(*args, **kwargs), own)
-        if any(isinstance(each, Tensor) for each in tree_leaves((args, kwargs))):
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if not tensors:
+            return self._made(func, args, kwargs)
+        device = tensors[0].device.type
+        casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if casts else contextlib.nullcontext():
             return self._noted(self._computed(func, args, kwargs), own)
-        return self._made(func, args, kwargs)
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a function gives that has no operands, such as `zeros`."""
@@ -205,16 +222,18 @@ class _Wider(TorchFunctionMode):
             wide = func(*args, **{**kwargs, "dtype": self._dtypes[result.dtype]})
         except TypeError:
             wide = self._result(result)
+        self._memory[wide.data_ptr()] = result.dtype
         return self._noted(wide, result.dtype)
 
     def _drawn(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Random numbers, as they are in the dtype in which the code draws them."""
         if not name.endswith("_"):
             result = func(*tree_map_only(Tensor, self.given_back, args), **kwargs)
-            return self._noted(tree_map_only(Tensor, self._result, result), self._dtype_of(result))
+            wide = tree_map_only(Tensor, self._result, result)
+            self._memory |= {each.data_ptr(): self._dtype_of(result) for each in tree_leaves(wide)}
+            return self._noted(wide, self._dtype_of(result))
         into = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
-        dtype = torch.get_default_dtype() if isinstance(into, torch.nn.Parameter) else into.dtype
-        drawn = torch.empty(into.shape, dtype=self._own.get(into, dtype), device=into.device)
+        drawn = torch.empty(into.shape, dtype=self._own_dtype(into), device=into.device)
         args, kwargs = tree_map_only(Tensor, lambda each: drawn if each is into else each, (args, kwargs))
         into.detach().copy_(func(*args, **kwargs))
         return into
@@ -227,8 +246,14 @@ class _Wider(TorchFunctionMode):
             each for each in leaves if isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex())
         ]
         shaped = [each for each in numbers if each.dim()] or numbers
-        dtypes = named[:1] or [self._own.get(each, each.dtype) for each in shaped] or [torch.get_default_dtype()]
+        dtypes = named[:1] or [*map(self._own_dtype, shaped)] or [torch.get_default_dtype()]
         return functools.reduce(torch.promote_types, dtypes)
+
+    def _own_dtype(self, tensor: Tensor) -> torch.dtype:
+        """The dtype that a tensor would have had."""
+        is_parameter = isinstance(tensor, torch.nn.Parameter) and tensor.dtype in self._dtypes.values()
+        made = self._memory.get(tensor.data_ptr()) if is_parameter else None
+        return self._own.get(tensor, made or tensor.dtype)  # type: ignore[no-any-return]
 
     def _noted(self, result: Any, own: torch.dtype) -> Any:
         for each in tree_leaves(result):
@@ -245,13 +270,26 @@ class _Wider(TorchFunctionMode):
                 return self._dtypes.get(thing, thing)
             if not isinstance(thing, Tensor) or thing.dtype not in self._dtypes:
                 return thing
-            return wide.setdefault(id(thing), (thing, thing.to(self._dtypes[thing.dtype])))[1]
+            return wide.setdefault(id(thing), (thing, self._wider(thing)))[1]
 
         result = func(*tree_map(put, args), **tree_map(put, kwargs))
         if not wide:
             return tree_map_only(Tensor, self._result, result)  # of integers, or of numbers in the code
         written = {id(copy): narrow.copy_(copy) for narrow, copy in wide.values() if copy._version}
+        if written:
+            self._leaves.clear()
         return tree_map_only(Tensor, lambda each: written.get(id(each), each), result) if written else result
+
+    def _wider(self, tensor: Tensor) -> Tensor:
+        """A tensor in the wider dtype. All uses of a leaf share one, so its gradient is rounded once, as a sum."""
+        dtype = self._dtypes.get(tensor.dtype)
+        if dtype is None or not _is_used(tensor):
+            return tensor if dtype is None else tensor.to(dtype)
+        version, wide = self._leaves.get(tensor, (None, None))
+        if version != tensor._version:
+            wide = tensor.to(dtype)
+            self._leaves[tensor] = tensor._version, wide
+        return wide  # type: ignore[no-any-return]
 
     def _result(self, tensor: Tensor) -> Tensor:
         """A new tensor in the wider dtype; a leaf if the tensor is one."""
@@ -261,6 +299,11 @@ class _Wider(TorchFunctionMode):
         return tensor.to(dtype)
 
 
+def _is_used(tensor: Tensor) -> bool:
+    """Whether a tensor is a leaf whose gradient is recorded, so that nothing may be written into a view of it."""
+    return tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled()
+
+
 def _has_dtype(tree: Any) -> bool:
     """Whether the arguments of `x.to` have a dtype, or a tensor with one."""
     return any(isinstance(each, (torch.dtype, Tensor)) for each in tree_leaves(tree))
@@ -268,11 +311,19 @@ def _has_dtype(tree: Any) -> bool:
 
 @functools.cache
 def _keeps(name: str) -> bool:
-    """Whether a function computes nothing. What it gives may be a view, into which the code may write."""
+    """Whether a function computes nothing."""
     public = name if name.endswith("__") else name.rstrip("_")
-    known, packet = numerics_of(public), getattr(torch.ops.aten, public, None)
-    if known.makes == "nothing" and name != "type" or known.moves or public in _NO_NUMBERS or name.startswith("_amp"):
+    if public in _NO_NUMBERS or name.startswith("_amp") or _is_view(name):
         return True
+    return numerics_of(public).makes == "nothing" and public != "type"
+
+
+@functools.cache
+def _is_view(name: str) -> bool:
+    """Whether a function only moves numbers. What it gives may be a view, into which the code may write."""
+    public = name if name.endswith("__") else name.rstrip("_")
+    packet = getattr(torch.ops.aten, public, None)
     overloads = packet.overloads() if packet is not None and hasattr(packet, "overloads") else []
     returned = getattr(packet, overloads[0])._schema.returns if overloads else []
-    return name != "to" and any(each.alias_info is not None and not each.alias_info.is_write for each in returned)
+    is_alias = any(each.alias_info is not None and not each.alias_info.is_write for each in returned)
+    return public not in ("to", "detach") and (is_alias or numerics_of(public).moves or public in _VIEWS)

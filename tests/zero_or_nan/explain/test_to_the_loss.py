@@ -38,76 +38,53 @@ def attend(q, v):
 """
 INDEX = "i = torch.tensor([3, 70016])\n"
 
-# By name: the numbers of x, the lines that fail, the line that is written, its number, and the dtype of x. In float64,
-# the program gives the right gradient.
+# By name: the numbers of x, the lines that fail, the lines that are written, the number of the first one, and the dtype
+# of x. In float64, the program gives the right gradient.
 WIDER = {
     "a number that one function loses and another misses, with calls after the loss and without a gradient": (
         [0.3, 0.7],
         f"{WEIGHTS}with torch.no_grad():\n    k = (x * 0).sqrt()\nloss = weights(x, s=0.2)[0] + k.sum()\nseen = x * 2",
-        "loss = weights(x.double(), s=0.2)[0] + k.sum()",
-        14,
-    ),
-    "a parameter that is no tensor at first": (
-        [0.3, 0.7],
-        f"{WEIGHTS}def first(x, s):\n    s = x * s\n    return (weights(x, 0.2)[0] * s,\n    )[0].sum()\n"
-        "loss = first(x, 2.0)",
-        "loss = first(x.double(), 2.0)",
-        16,
-    ),
-    "several functions": (
-        [0.3, 0.7],
-        f"{WEIGHTS}def mean(x, y):\n    w = weights(x, 0.2)\n    return w @ y\nloss = mean(x, x + 1)",
-        "w = weights(x.double(), 0.2).float()",
-        13,
+        "@in_float64()\ndef weights(x, s):",
+        6,
     ),
     "several results": (
         [0.3, 0.7],
         f"{WEIGHTS[:-1]}, w + 1\nw, v = weights(\n    x, 0.2\n)\nloss = w @ x + v.sum()",
-        "w, v = weights(\n    x.double(), 0.2\n)\nw, v = w.float(), v.float()",
-        12,
+        "@in_float64()\ndef weights(x, s):",
+        6,
     ),
     "a function that has given its result": (
         [0.7071, 0.70712],
         "def near_1(x):\n    w, y = x.unbind(-1)\n    s = 2.0 / (x * x).sum(-1)\n"
         "    return torch.stack([torch.stack(row) for row in [[s * (w * y), s * w], [w, y]]])\n"
         "loss = torch.asin(near_1(x)[0, 0])",
-        "loss = torch.asin(near_1(x.double())[0, 0])",
+        "with in_float64():\n    loss = torch.asin(near_1(x)[0, 0])",
         8,
     ),
     "a result that goes back": (
         [300.0, 1.0],
         SCORES.format("torch.softmax(scores(q, q + 1), 0)"),
-        "return torch.softmax(scores(q.float(), (q + 1).float()).half(), 0) @ v",
-        9,
+        "@in_float32()\ndef scores(q, k):",
+        4,
         HALF,
     ),
     "a dtype that is that of an argument": (
         [1.0, 2.0, 0.5],
         f"{FAKE}q = torch.tensor([[0.6, -0.1], [-0.3, 0.3]]).half()\nloss = attend(q, x[:, None]).sum()",
-        "loss = attend(q.float(), x[:, None].float()).sum()",
-        13,
+        "@in_float32()\ndef attend(q, v):",
+        6,
         HALF,
     ),
-    "the counter of a loop in front of a tensor, and a function with the name of an attribute": (
-        [0.5, 1.0],
-        "def grad(x):\n    return sum(m * torch.exp(-m * x - 120) for m in range(2, 4))\n"
-        "def p(x):\n    return sum(torch.exp(-m * x - 120) for m in range(2, 4))\n"
-        "def score(x):\n    return grad(x) / p(x)\nloss = score(x).sum()\nseen = x.grad",
-        "loss = score(x.double()).sum()",
-        10,
+    "a conversion": (
+        [1.0, 2.0],
+        f"{INDEX}a = i.half().sin()\nloss = (a * x).sum()",
+        "with in_float32():\n    a = i.half().sin()\n    loss = (a * x).sum()",
+        5,
     ),
-    "two lines that lose a number": (
-        [100.0],
-        "def both(x):\n    a = torch.exp(x) * 1e-30\n    b = torch.exp(x + 1) * 1e-30\n    return a + b\n"
-        "loss = both(x).sum()",
-        "loss = both(x.double()).sum()",
-        8,
-    ),
-    "a conversion": ([1.0, 2.0], f"{INDEX}a = i.half().sin()\nloss = (a * x).sum()", "a = i.float().sin()", 5),
     "another conversion": (
         [1.0, 2.0],
         f"{INDEX}a = torch.cos(i.to(torch.float16))\nloss = (a * x).sum()",
-        "a = torch.cos(i.float())",
+        "with in_float32():\n    a = torch.cos(i.to(torch.float16))\n    loss = (a * x).sum()",
         5,
     ),
 }
@@ -163,7 +140,6 @@ LEFT_OUT = {
     ),
 }
 REFUSED = {
-    "a function that is called twice": f"{WEIGHTS}loss = weights(x - 0.5, 0.2)[0] + weights(x, 0.2)[1]",
     "a name that is more than a function's": f"{WEIGHTS}f, g = weights, likelihood\nloss = f(x, 0.2)[0]",
     "what float64 loses, too": f"{WEIGHTS}loss = weights(x - 9, 0.2)[0]",
     "what depends on how float64 rounds": (
@@ -208,6 +184,7 @@ def test_the_line_gives_the_gradient_that_is_right(program, name):
     numbers, lines, line, at, *dtype = (WIDER | LEFT_OUT)[name]
     origin = program.origins(numbers, lines, *dtype)[0]
     written = "\n".join(each for each in origin.remedy.splitlines() if not each.startswith("#"))
+    written = re.sub(r"from zero_or_nan import in_float\d\d\n\n", "", written)
     assert (written, origin.replaces) == (line.strip(), at), origin
     assert "its gradients are finite" in origin.remedy
     found = program.paste(origin)["x"].grad
@@ -295,7 +272,7 @@ def test_a_number_is_chosen_for_an_infinity_that_a_mask_multiplies(program):
     assert origin.replaces == 4 and "leaves this element out" in origin.remedy, origin
 
 
-@pytest.mark.parametrize(("end", "line"), [("", "vector_norm(x, dim=0)"), (" - 289", "(x.float() * x.float())")])
+@pytest.mark.parametrize(("end", "line"), [("", "vector_norm(x, dim=0)"), (" - 289", "in_float32")])
 def test_float16_computes_the_number_itself_only_if_the_loss_is_not_rounded_away(program, end, line):
     lines = f"y = (x * x).sum(0).sqrt()\nloss = (y.float(){end}).abs()"
     (origin,) = program.origins([205.0, -203.0, 10.0], lines, "float16")

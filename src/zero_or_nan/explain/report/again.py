@@ -253,7 +253,7 @@ class _Run:
             args, kwargs = tree_map(self._of_dtype, (args, kwargs))
         with torch.set_grad_enabled(call.is_recorded):
             if dtype is not None and call.name in ("float", "half", "bfloat16") and not self._narrows:
-                result = args[0]
+                result = args[0].to(dtype)
             else:
                 result = (call.again if dtype is None else call.run)(args, kwargs)
         if isinstance(result, Tensor):

@@ -219,9 +219,8 @@ def advice_on(
         return Advice(text, best.replaces, exact=exact, tried=(best, *others[:1]))
     constant = constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
-    if lost is None or constant is None or program.right is not None:  # where the loss exists, there is no choice
-        larger = None
-    else:
+    larger = None
+    if lost is not None and constant is not None and not _fits(program.right, failed):
         larger = larger_constant(constant, lost, failed)
     if larger is not None:
         return Advice(*larger, exact, situation=situation)
@@ -236,6 +235,13 @@ def advice_on(
     fit = [each for each in choices if _runs(each, failed)]
     refused = tuple(dict.fromkeys(each.code for each in fit or choices))
     return Advice(exact=exact, refused=refused, fits=None if lost is None else lost.fits)
+
+
+def _fits(right: Again | None, failed: Chain) -> bool:
+    """Whether the dtype of a call has room for the exact loss and its gradients. Then there is nothing to choose."""
+    parts = [] if right is None else right.outcome.parts
+    dtype = failed.call.tensors()[0].dtype
+    return right is not None and are_finite([each.to(dtype) for each in parts if not each.is_complex()])
 
 
 def advice_at_gap(chains: Sequence[Chain], program: Program) -> Advice:
