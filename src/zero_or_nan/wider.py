@@ -222,7 +222,7 @@ class _Wider(TorchFunctionMode):
             wide = func(*args, **{**kwargs, "dtype": self._dtypes[result.dtype]})
         except TypeError:
             wide = self._result(result)
-        self._memory[wide.data_ptr()] = result.dtype
+        self._memory[_memory_of(wide)] = result.dtype
         return self._noted(wide, result.dtype)
 
     def _drawn(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -230,7 +230,7 @@ class _Wider(TorchFunctionMode):
         if not name.endswith("_"):
             result = func(*tree_map_only(Tensor, self.given_back, args), **kwargs)
             wide = tree_map_only(Tensor, self._result, result)
-            self._memory |= {each.data_ptr(): self._dtype_of(result) for each in tree_leaves(wide)}
+            self._memory |= {_memory_of(each): self._dtype_of(result) for each in tree_leaves(wide)}
             return self._noted(wide, self._dtype_of(result))
         into = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
         drawn = torch.empty(into.shape, dtype=self._own_dtype(into), device=into.device)
@@ -252,7 +252,7 @@ class _Wider(TorchFunctionMode):
     def _own_dtype(self, tensor: Tensor) -> torch.dtype:
         """The dtype that a tensor would have had."""
         is_parameter = isinstance(tensor, torch.nn.Parameter) and tensor.dtype in self._dtypes.values()
-        made = self._memory.get(tensor.data_ptr()) if is_parameter else None
+        made = self._memory.get(_memory_of(tensor)) if is_parameter else None
         return self._own.get(tensor, made or tensor.dtype)  # type: ignore[no-any-return]
 
     def _noted(self, result: Any, own: torch.dtype) -> Any:
@@ -297,6 +297,13 @@ class _Wider(TorchFunctionMode):
         if dtype is not tensor.dtype and tensor.is_leaf and tensor.requires_grad:
             return tensor.detach().to(dtype).requires_grad_()
         return tensor.to(dtype)
+
+
+def _memory_of(tensor: Tensor) -> int:
+    """Where the numbers of a tensor are; 0 for a tensor without memory of its own, as inside of `vmap`."""
+    with contextlib.suppress(RuntimeError):
+        return tensor.data_ptr()
+    return 0
 
 
 def _is_used(tensor: Tensor) -> bool:

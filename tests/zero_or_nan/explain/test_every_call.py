@@ -119,7 +119,7 @@ WRONG = {
         [205.0, -203.0, 10.0],
         "y = (x * x).sum(0).sqrt()\nloss = (y.float() - 289) ** 2 + F.dropout(x.float(), 0.5).sum() * 1e-3",
         "vector_norm",
-        ".float()",
+        "in_float32",
         "float16",
     ),
     "a logarithm of a negative determinant": (
@@ -188,7 +188,7 @@ WRONG = {
         "def score(x):\n    r = x**4 / (x**4 + 1e36)\n"
         "    return -torch.log(r.clamp_min(torch.finfo(r.dtype).eps)).mean()\nloss = score(x)",
         "r = x.double()",
-        ".float()",
+        "@in_float64()\ndef score",
     ),
     "a bound that is looked up by the dtype": (
         [1e10, 1e-4],
@@ -240,7 +240,7 @@ WRONG = {
         "def share(x):\n    p = torch.exp(x)\n#   p = p + 1\n    q = p / (3 + p.sum())\n    return q\n"
         "loss = F.linear(share(x), torch.ones(1, 2)).sum()",
         "\np = p + 1",
-        ".double()",
+        "@in_float64()\ndef share",
     ),
     # What follows the line decides, too.
     "a conversion that did nothing": (
@@ -249,14 +249,14 @@ WRONG = {
         "linear.weight = torch.nn.Parameter(torch.eye(2))\ne = scaled(linear(x)).float().exp()\n"
         "loss = torch.log(2 / (e.sum() + 1))",
         "x.double()",
-        ".float().double().exp()",
+        "with in_float64():\n    e = scaled(",
     ),
     "a number that is written into a weight": (
         [0.5, 0.2],
         "w = torch.tensor([0.1, 0.2]) * 0.3\nw[0] = 11.0\nw.requires_grad_()\n"
         "r = torch.pow(1 - torch.tanh(w) ** 2, -0.5)\nloss = (x.sum() + 0.5 * r**2 - r.log()).mean()",
         "torch.where",
-        "w.double()",
+        "with in_float64():\n    w = ",
     ),
     "an exponential in float32 beside a difference in float64": (
         [0.05, 1.0],

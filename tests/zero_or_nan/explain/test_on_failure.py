@@ -426,10 +426,10 @@ def step():
 """
 AGAIN = {  # what is done with x, the loss, and what the step gives with the remedy in it; its gradient alone may fail
     "the remedy is enough": ("sqrt().sum()", "f(w) + w.sum() + 0.5", ": the loss is 0.5, and every gradient is finite"),
-    "several lines": (
+    "a decorator": (
         "exp() * g(x)\ndef g(x):\n    power = (x + 1e25) ** 2\n    return (power / (power + 1)).sum()",
         "torch.dot(f(w), torch.ones(2))",
-        ": the loss is 4, and every gradient is finite",
+        "was not run again with this line, which decorates a function",
     ),
     "the pass by ignoring": (
         "sqrt().where(x > 0, 0 * x).sum()",

@@ -140,7 +140,6 @@ LEFT_OUT = {
     ),
 }
 REFUSED = {
-    "a name that is more than a function's": f"{WEIGHTS}f, g = weights, likelihood\nloss = f(x, 0.2)[0]",
     "what float64 loses, too": f"{WEIGHTS}loss = weights(x - 9, 0.2)[0]",
     "what depends on how float64 rounds": (
         "def f(x):\n    a = (80 + x).exp()\n    return torch.lgamma(a + 1) - torch.lgamma(a)\nloss = f(x + 5).sum()"

@@ -26,6 +26,7 @@ class Pasted:
     Attributes:
         lines: the lines of the file with the code in it.
         shift: how many more lines the file has with the code in it.
+        decorates: whether the code has a decorator.
     """
 
     def __init__(self, filename: str, line: int, code: str, until: int | None = None) -> None:
@@ -36,6 +37,7 @@ class Pasted:
         new = [f"{indent}{each}\n" for each in code.splitlines()]
         self.lines = [*lines[: line - 1], *new, *lines[self.until :]]
         self.shift = len(new) - len(old)
+        self.decorates = any(each.lstrip().startswith("@") for each in new)
 
     def compiled(self) -> CodeType:
         """The code of the file.
@@ -68,7 +70,10 @@ class Pasted:
 
     @contextmanager
     def running(self) -> Iterator[bool]:
-        """While entered, the functions of the file run its new code. Yields whether a function contains the line."""
+        """While entered, the functions of the file run its new code. Yields whether a function contains the line.
+
+        A decorator is in no function: it changes the function itself.
+        """
         before: list[tuple[FunctionType, CodeType]] = []
         known = linecache.cache.get(self.filename)
         try:
@@ -81,7 +86,7 @@ class Pasted:
                     function.__code__ = code
             text = "".join(self.lines)
             linecache.cache[self.filename] = len(text), None, self.lines, self.filename
-            yield any(self._has_line(function.__code__) for function, _ in before)
+            yield not self.decorates and any(self._has_line(function.__code__) for function, _ in before)
         finally:
             for function, old in before:
                 function.__code__ = old

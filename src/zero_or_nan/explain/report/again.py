@@ -98,8 +98,10 @@ class Program:
         """
         if self.right is None:
             return False
-        written = once_more(self, as_written, dtype=torch.float64), once_more(self, dtype=torch.float64, narrows=True)
-        return not all(agree(each, self.right, 1e-2) for each in written)
+        if not agree(once_more(self, as_written, dtype=torch.float64), self.right, 1e-2):
+            return True
+        narrow = once_more(self, dtype=torch.float64, narrows=True)
+        return narrow is not None and narrow.outcome.is_finite and not agree(narrow, self.right, 1e-2)
 
     @cached_property
     def limits(self) -> Mapping[Any, tuple[Tensor, Tensor]]:
@@ -287,8 +289,10 @@ class _Run:
         return self._dtype if isinstance(thing, torch.dtype) and thing.is_floating_point else thing
 
     def is_new(self, call: Call) -> bool:
-        """Whether an operand of a call is another now, or has a gradient."""
-        return any(map(self._is_new, call.tensors()))
+        """Whether an operand of a call is another now, or has a gradient. A call on integers may make a float."""
+        tensors = call.tensors()
+        is_of_integers = self._dtype is not None and not any(each.is_floating_point() for each in tensors)
+        return is_of_integers or any(map(self._is_new, tensors))
 
     def _is_new(self, tensor: Tensor) -> bool:
         if tensor.requires_grad or id(tensor) in self._made or id(tensor._base) in self._made:

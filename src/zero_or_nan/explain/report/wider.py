@@ -55,12 +55,13 @@ class Wider(NamedTuple):
 
     Attributes:
         text: the lines, below a comment with what they give on the user's numbers.
-        replaces, until: the numbers of the first and the last line that they replace.
+        replaces: the number of the first line that they replace.
+        until: that of the last line, if they replace several.
     """
 
     text: str
     replaces: int
-    until: int
+    until: int | None
 
 
 def in_a_wider_dtype(chains: Sequence[Chain], program: Program) -> Wider | None:
@@ -86,7 +87,8 @@ def in_a_wider_dtype(chains: Sequence[Chain], program: Program) -> Wider | None:
                 decorated = re.sub("^(?=def )", f"@in_{name}()\n", text, flags=re.MULTILINE)
                 wider = textwrap.indent(text, "    ") if is_block else decorated
                 form = _BLOCK if is_block else _DECORATED
-                return Wider(form.format(dtype=name, told=told, code=wider), *lines)
+                first, last = lines
+                return Wider(form.format(dtype=name, told=told, code=wider), first, last if last > first else None)
     return None
 
 
@@ -119,7 +121,7 @@ def _agree(now: Outcome, exact: Outcome, before: Outcome) -> bool:
 def _wider(failed: Call) -> list[torch.dtype]:
     """The dtypes in which a call may run again, the narrowest first."""
     sizes = {each.dtype.itemsize for each in failed.tensors() if each.is_floating_point()}
-    return [torch.float32, torch.float64] if sizes == {2} else [torch.float64]
+    return [torch.float32, torch.float64] if sizes <= {2} else [torch.float64]
 
 
 def _around(call: Call, program: Program) -> list[CodeType]:

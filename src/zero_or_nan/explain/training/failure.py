@@ -212,7 +212,8 @@ def run_with_remedy(report: Report, step: Callable[[], Any], before: Before, hab
         watch.end()
         before.put_back()
     if not can_run:
-        origin.again = "the step was not run again with this line, which is in no function"
+        is_in = "decorates a function" if line.decorates else "is in no function"
+        origin.again = f"the step was not run again with this line, which {is_in}"
     elif found.ok and watch_end.is_fine(result):
         loss = watch_end.loss if watch_end.loss is not None else loss_among(tensors_in(result))
         of_loss = "" if loss is None else f"the loss is {number(float(loss))}, and "
