@@ -13,7 +13,7 @@ def between(t):
 loss = between(x[0])
 """
 
-# By name: a change of this program, with which its numbers in float64 are others than those that were tried, or unknown.
+# By name: a change of this program, with which its numbers in float64 are others than those that were tried.
 OTHERS = {
     "a number that float64 loses, too": ("x[0]", "x[0] * 1e-5"),
     "a number that the code has, and that float32 rounds": ("x[0]", "(x[0] * 0 + 0.3 - torch.tensor(0.3)) * 1e4"),
