@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .functions.numerics import numerics_of
-from .ignoring.inside import not_compiled, set_compiler
+from .ignoring.inside import never_traced, not_compiled, set_compiler
 from .masks.trees import tree_leaves, tree_map
 from .replacing import put_back, replace_engine
 
@@ -39,14 +39,15 @@ _CONVERSIONS = {
 
 _VIEWS = frozenset(
     "__getitem__ chunk expand_as flatten ravel swapdims moveaxis adjoint hsplit vsplit dsplit unflatten view_as "
-    "atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid embedding".split()
+    "atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid".split()
 )
-"""Functions that give numbers as they are, apart from the views that PyTorch's operators say."""
+"""Functions whose results may be views, apart from those that PyTorch's operators say."""
 
 _NO_NUMBERS = frozenset(
-    "result_type can_cast promote_types set resize resize_as share_memory __delete__ cpu cuda requires_grad".split()
+    "result_type can_cast promote_types set resize resize_as share_memory __delete__ cpu cuda requires_grad "
+    "embedding".split()
 )
-"""Functions that compute nothing, apart from views, and from those that `numerics` has."""
+"""Functions that compute no new numbers, apart from views, and from those that `numerics` has."""
 
 _WRITING = frozenset(
     "batch_norm instance_norm native_batch_norm _batch_norm_with_update _fused_adam_ _fused_sgd_".split()
@@ -233,6 +234,7 @@ class _Wider(TorchFunctionMode):
 
         return engine
 
+    @never_traced
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -242,6 +244,7 @@ class _Wider(TorchFunctionMode):
         finally:
             self._is_off = False
 
+    @never_traced
     def _handled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if name == "__get__" or name == "__set__":
@@ -263,7 +266,10 @@ class _Wider(TorchFunctionMode):
         device = tensors[0].device.type
         casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if casts else contextlib.nullcontext():
-            return self._noted(self._computed(func, name, args, kwargs), own)
+            result = self._computed(func, name, args, kwargs)
+        if result is args[0] and not _writes(name):
+            result = result.view_as(result)  # of `x.float()`, which may have another dtype than x
+        return self._noted(result, own)
 
     def _attribute(self, func: Any, args: tuple[Any, ...], is_set: bool) -> Any:
         """An attribute of a tensor. What the code decides by a dtype stays the same."""
