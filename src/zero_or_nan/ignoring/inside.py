@@ -40,6 +40,7 @@ from ..masks.numbers import stored_at as stored_at
 from ..masks.numbers import total as total
 from ..masks.trees import broadcast_to_and_flatten as broadcast_to_and_flatten
 from ..masks.trees import tree_flatten as tree_flatten
+from ..masks.trees import tree_leaves as tree_leaves
 from ..masks.trees import tree_map as tree_map
 from ..masks.trees import tree_map_only as tree_map_only
 from ..masks.trees import tree_unflatten as tree_unflatten

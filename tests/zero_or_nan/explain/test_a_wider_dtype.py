@@ -62,3 +62,9 @@ def test_a_block_is_not_written_around_a_string_of_several_lines(program, end):
     text = "p = torch.exp(x)\nq = p * 1" + (f" + len({end}\n{end})" if end else "") + "\nloss = torch.log(q).sum()"
     (origin,) = program.origins([100.0], text)
     assert ("with in_float64():\n    p = torch.exp(x)\n    q = p * 1\n    loss = " in origin.remedy) is not end
+
+
+@pytest.mark.parametrize("line", ["checkpoint = print; checkpoint(1)", "t.register_hook(print)"])
+def test_a_function_is_not_decorated_if_backward_may_run_its_code(program, line):
+    text = ANGLE.replace("    return angle", f"    {line}\n    return angle")
+    assert "@in_float64" not in program.origins([1e-4], text)[0].remedy

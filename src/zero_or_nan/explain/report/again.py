@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...ignoring.inside import tree_map, tree_map_only
+from ...ignoring.inside import tree_leaves, tree_map, tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import in_dtype, view_like
@@ -289,10 +289,10 @@ class _Run:
         return self._dtype if isinstance(thing, torch.dtype) and thing.is_floating_point else thing
 
     def is_new(self, call: Call) -> bool:
-        """Whether an operand of a call is another now, or has a gradient. A call on integers may make a float."""
-        tensors = call.tensors()
-        is_of_integers = self._dtype is not None and not any(each.is_floating_point() for each in tensors)
-        return is_of_integers or any(map(self._is_new, tensors))
+        """Whether an operand of a call is another now, or has a gradient, or integers become 16-bit floats."""
+        to = {each for each in tree_leaves((tuple(call.args), dict(call.kwargs))) if isinstance(each, torch.dtype)}
+        is_conversion = call.name == "half" or call.name == "to" and not to.isdisjoint((torch.float16, torch.bfloat16))
+        return self._dtype is not None and is_conversion or any(map(self._is_new, call.tensors()))
 
     def _is_new(self, tensor: Tensor) -> bool:
         if tensor.requires_grad or id(tensor) in self._made or id(tensor._base) in self._made:

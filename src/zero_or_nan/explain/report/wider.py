@@ -34,6 +34,9 @@ _NEAR = 1e-3
 _AFTER = 10
 """How many calls, from the failed one on, may be part of the same formula."""
 
+_RUNS_IN_BACKWARD = re.compile(r"\bcheckpoint(_sequential)?\(|\.register_(full_backward_)?hook\(")
+"""Matches a file whose code may run in a backward pass, which comes after a decorated function."""
+
 _DECORATED = """\
 # {dtype} inside of this function, whose results get their dtype back.
 # Tried on your numbers: {told}
@@ -148,7 +151,8 @@ def _lines(code: CodeType, place: Place, program: Program) -> tuple[int, int] | 
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             has_it = any("in_float" in ast.unparse(each) for each in node.decorator_list)
-            if first == code.co_firstlineno and not has_it and not code.co_flags & inspect.CO_GENERATOR:
+            is_run_later = code.co_flags & inspect.CO_GENERATOR or _RUNS_IN_BACKWARD.search(ast.unparse(tree or node))
+            if first == code.co_firstlineno and not has_it and not is_run_later:
                 return first, node.lineno
     return None
 
