@@ -125,15 +125,21 @@ class in_float64(_InDtype):
 
     - As a decorator, of a function or of a method such as `forward`: tensors that the function returns get the dtype
       back that they would have had. A number that this dtype has no room for is infinite again.
-    - As a block: results stay in float64. Also put the backward pass in the block if a part of it runs Python, as that
-      of a checkpoint does.
+    - As a block: results stay in float64.
 
-    Tensors that come from outside keep their dtype, and so do their gradients. Those that the code makes inside, also
-    parameters, are in float64. What is not computed by functions of PyTorch that it can see, such as a NumPy array, or
-    by a compiled model, keeps its dtype. Tensors on MPS can't be converted: PyTorch raises a TypeError.
+    The code reads the dtypes that it would have without this: `x.dtype` and what follows from it stay the same. Random
+    numbers are drawn in these dtypes, so they stay the same, too. Tensors from outside keep their dtype, also if the
+    code writes into them, and so do their gradients. Tensors that the code makes, also parameters, are in float64.
+    Numbers in the code have all their digits: inside, `torch.tensor(0.1)` is not equal to a 0.1 from outside.
+    `autocast` has no effect, and compiled code runs uncompiled.
+
+    Keep these outside: the step of an optimizer, `GradScaler`, and loading a file. If Python code runs in the backward
+    pass, as that of a checkpoint, of a hook, or of your own `autograd.Function`, put the pass inside, too. What PyTorch
+    does not run as one of its functions, such as NumPy or a scripted module, keeps its dtype, or refuses float64.
+    Tensors on MPS can't be converted: PyTorch raises a TypeError.
 
     Raises:
-        TypeError: if it decorates a generator or a coroutine, whose code runs after the call.
+        TypeError: if it decorates a generator or a coroutine, whose code runs after the call, or no function.
 
     >>> import torch
     >>> from zero_or_nan import in_float64

@@ -125,7 +125,8 @@ def test_what_the_pages_say_of_today_is_true_of_the_answers_that_were_held_back(
     left = {each.name for each in found if not (each.is_healthy or each.is_found)}
     assert left <= {"box_kl_log_variance", "vgae_exp_logvar"}  # a number overflows in every formula
     first = json.loads((ROOT / "results" / "measured" / "first_look.json").read_text())["first"]
-    still = {"factored_second_moment_in_half", "contextual_loss_of_masked_faces", "page_without_a_link"}
+    still = {"page_without_a_link", "inverse_depth_of_a_photograph_with_holes"}
+    still |= {"tokens_drawn_again_where_both_models_agree", "option_on_a_share_with_frequent_jumps"}
     wrong = {row["name"] for row in first if row["remedy"].startswith("wrong")}
     assert still < wrong and len(wrong) > 10
     raised = {"eight_bit_scale_of_a_faded_branch"}  # its line was wider, and what follows took x.dtype
@@ -134,7 +135,7 @@ def test_what_the_pages_say_of_today_is_true_of_the_answers_that_were_held_back(
         each.name: first_look.answer(each).remedy for each in programs(ROOT / first_look.FILE) if each.name in wrong
     }
     assert today.keys() == wrong and all(today[name] == "wrong" for name in still)
-    assert {today[name] for name in wrong - still} <= {"works", "advice"}
+    assert {today[name] for name in wrong - still} <= {"works", "advice", "not enough"}
 
 
 @pytest.mark.parametrize("name", ["soft_margin_loss(x, sign)", "mse_loss(x, y)"])
