@@ -199,9 +199,9 @@ class Case:
 
     def _recorded(self) -> str:
         """The other versions on which every claim of the case is recorded and holds."""
+        here = "cpu", ".".join(torch.__version__.split(".")[:2])
         verified = [(device, recorded.spans(versions)) for device, versions in recorded.verified(self.key)]
-        here = ".".join(torch.__version__.split(".")[:2])
-        found = [f"{versions} ({device.upper()})" for device, versions in verified if versions != here]
+        found = [f"{versions} ({device.upper()})" for device, versions in verified if (device, versions) != here]
         return f" All its checks also passed on PyTorch {'; '.join(found)}." if found else ""
 
 
