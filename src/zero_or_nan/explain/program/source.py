@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import tokenize
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -297,12 +297,6 @@ def can_come_before(place: Place) -> bool:
     statement, line = around[-1].statement, linecache.getline(place.filename, place.line)
     is_first = statement.lineno == place.line and not line.encode()[: statement.col_offset].strip()
     return is_first and not line.lstrip().startswith("elif")
-
-
-def looks_up_dtype(nodes: Iterable[ast.AST]) -> bool:
-    """Whether parts of code look something up by a dtype, as in `EPS[x.dtype]`."""
-    keys = (ast.unparse(node.slice) for node in nodes if isinstance(node, ast.Subscript))
-    return any(re.search(r"(^|\.)dtype$", key) for key in keys)
 
 
 def after_bindings(names: Collection[str], place: Place) -> ast.stmt | None:

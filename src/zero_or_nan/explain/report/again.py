@@ -242,12 +242,15 @@ class _Run:
 
         def put(tensor: Tensor) -> Tensor:
             value, change = self._value(tensor), changes.get(id(tensor))
-            if self._is_partly:
-                return value.to(tensor.dtype) if dtype is None else in_dtype(dtype, value)
-            if change is None:
+            if self._is_partly and dtype is None:
+                return value.to(tensor.dtype)
+            if self._is_partly and id(tensor) in self._made:
+                return in_dtype(dtype, value)
+            if change is None and not self._is_partly:
                 return value
             if id(tensor) not in self._changed:  # a sum of its gradients must not be rounded once for each call
-                self._changed[id(tensor)] = change(value)
+                wide = in_dtype(dtype, value) if self._is_partly else value
+                self._changed[id(tensor)] = wide if change is None else change(wide)
             return self._changed[id(tensor)]
 
         args, kwargs = tree_map_only(Tensor, put, (tuple(call.args), dict(call.kwargs)))

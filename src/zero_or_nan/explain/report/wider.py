@@ -12,11 +12,12 @@ import inspect
 import linecache
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import CodeType
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..births.arithmetic import number
 from ..births.call import Call
@@ -24,7 +25,7 @@ from ..births.chain import Chain
 from ..program.code import Caller, Place
 from ..program.source import parsed_file
 from ..program.tensors import are_finite
-from .again import Again, Program, agree, once_more
+from .again import Again, Change, Program, agree, once_more
 from .exact import Outcome, exactly, exists, failed_at, outcome
 from .limits import is_steady
 
@@ -80,15 +81,14 @@ def in_a_wider_dtype(chains: Sequence[Chain], program: Program) -> Wider | None:
     failed = chains[-1].call
     if program.is_rounded_before or program.right is not None and not program.is_steady:
         return None
-    for code in reversed(_around(failed, program)):
+    for code in reversed(around(failed, program)):
         lines = _lines(code, failed.place, program)
         for dtype in _wider(failed) if lines is not None else ():
             if lines is not None and (told := _told(dtype, code, chains, program)):
                 text = "".join(linecache.getline(code.co_filename, at) for at in range(lines[0], lines[1] + 1))
                 name, text = str(dtype).removeprefix("torch."), textwrap.dedent(text).rstrip()
                 is_block = code.co_name == "<module>"
-                decorated = re.sub("^(?=def )", f"@in_{name}()\n", text, flags=re.MULTILINE)
-                wider = textwrap.indent(text, "    ") if is_block else decorated
+                wider = textwrap.indent(text, "    ") if is_block else decorated(text, name)
                 form = _BLOCK if is_block else _DECORATED
                 first, last = lines
                 return Wider(form.format(dtype=name, told=told, code=wider), first, last if last > first else None)
@@ -98,15 +98,15 @@ def in_a_wider_dtype(chains: Sequence[Chain], program: Program) -> Wider | None:
 def _told(dtype: torch.dtype, code: CodeType, chains: Sequence[Chain], program: Program) -> str:
     """What a function in a wider dtype gives, as half a sentence; empty if this is wrong."""
     if program.right is not None:
-        inside = {at for at, (_, call) in enumerate(program.calls) if code in _around(call, program)}
-        return program.right.told if agree(_in_dtype(dtype, program, inside), program.right, _NEAR) else ""
+        inside = {at for at, (_, call) in enumerate(program.calls) if code in around(call, program)}
+        return program.right.told if agree(in_dtype(dtype, program, inside), program.right, _NEAR) else ""
     if program.exact is not None:
         return ""  # it has no exact loss
     for chain in reversed(chains[-_AFTER:]):
         before = outcome(chain.run())
         exact = exactly(chain, before).found
         if exists(before, exact):
-            is_inside = all(code in _around(call, program) for call in chain.calls())
+            is_inside = all(code in around(call, program) for call in chain.calls())
             is_right = is_inside and _agree(outcome(chain.run(dtype)), exact, before) and is_steady(chain)
             return f"value {number(exact.value[failed_at(before)].item())}, and finite gradients" if is_right else ""
     return ""
@@ -127,14 +127,25 @@ def _wider(failed: Call) -> list[torch.dtype]:
     return [torch.float32, torch.float64] if sizes <= {2} else [torch.float64]
 
 
-def _around(call: Call, program: Program) -> list[CodeType]:
+def around(call: Call, program: Program) -> list[CodeType]:
     """The user's functions during which a call ran, the outermost first."""
     return [*(each.code for each in program.callers.get(call.place.code, ())), call.place.code]
 
 
-def _in_dtype(dtype: torch.dtype, program: Program, inside: Collection[int]) -> Again | None:
-    """The loss and its gradients if some calls run in a dtype; None if another number then decides what code runs."""
-    plain, found = once_more(program), once_more(program, dtype=dtype, only=inside)
+def in_dtype(
+    dtype: torch.dtype,
+    program: Program,
+    inside: Collection[int],
+    converted: Callable[[int, Tensor], Change | None] = lambda at, tensor: None,
+) -> Again | None:
+    """The loss and its gradients if some calls run in a dtype; None if another number then decides what code runs.
+
+    Args:
+        dtype, inside: the dtype, and the positions of the calls.
+        program: all known calls.
+        converted: as in `once_more`.
+    """
+    plain, found = once_more(program), once_more(program, converted=converted, dtype=dtype, only=inside)
     if plain is None or found is None:
         return None
     read = {id(each) for _, call in program.calls for each in call.tensors()}
@@ -144,17 +155,33 @@ def _in_dtype(dtype: torch.dtype, program: Program, inside: Collection[int]) -> 
 
 def _lines(code: CodeType, place: Place, program: Program) -> tuple[int, int] | None:
     """The first and the last line that change: the head of a function, or a block of a file. None if neither can."""
-    tree = parsed_file(place) if code.co_filename == place.filename else None
     if code.co_name == "<module>":
+        tree = parsed_file(place) if code.co_filename == place.filename else None
         return None if tree is None else _block(code, tree, program)
+    node = function_of(code, place)
+    return None if node is None else (first_line(node), node.lineno)
+
+
+def function_of(code: CodeType, place: Place) -> ast.FunctionDef | None:
+    """The definition of a function in the file of a call; None if it is no function that may get the decorator."""
+    tree = parsed_file(place) if code.co_filename == place.filename else None
     for node in ast.walk(tree or ast.Pass()):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             has_it = any("in_float" in ast.unparse(each) for each in node.decorator_list)
             is_run_later = code.co_flags & inspect.CO_GENERATOR or _RUNS_IN_BACKWARD.search(ast.unparse(tree or node))
-            if first == code.co_firstlineno and not has_it and not is_run_later:
-                return first, node.lineno
+            if first_line(node) == code.co_firstlineno and not has_it and not is_run_later:
+                return node
     return None
+
+
+def first_line(node: ast.FunctionDef) -> int:
+    """The number of the first line of a function, or of its first decorator."""
+    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
+
+
+def decorated(text: str, name: str) -> str:
+    """The lines of a function, from its first decorator on, with one more decorator."""
+    return re.sub("^(?=def )", f"@in_{name}()\n", text, count=1, flags=re.MULTILINE)
 
 
 def _block(code: CodeType, tree: ast.AST, program: Program) -> tuple[int, int] | None:
