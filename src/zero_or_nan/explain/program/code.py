@@ -120,18 +120,22 @@ class Caller(NamedTuple):
     line: int
 
 
+Callers = tuple[Caller, ...]
+"""The lines that led to a call, the outermost first."""
+
+
 class Places:
     """The places of one block, with the modules around each module when it was first called.
 
     Attributes:
         around: by module, the modules whose calls led to its call, the outermost first.
-        callers: by the code of a function, the lines of the user's that led to its first call, the outermost first.
+        callers: by the code of a function, the lines of the user's that led to its calls, the outermost first.
         inside: the current call in a compiled region, while its graph runs a second time.
     """
 
     def __init__(self) -> None:
         self.around: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
-        self.callers: dict[CodeType, list[Caller]] = {}
+        self.callers: dict[CodeType, dict[Callers, None]] = {}
         self.inside: Place | None = None
 
     def here(self) -> Place:
@@ -142,9 +146,9 @@ class Places:
         module = place.module
         if module is not None and module not in self.around:
             self.around[module] = modules_around()
-        if place.code not in self.callers:
-            users = [at for at in _outward(sys._getframe(1)) if not is_inside(at.f_code.co_filename)]
-            self.callers[place.code] = [Caller(at.f_code, at.f_lineno) for at in users[:0:-1]]
+        users = [at for at in _outward(sys._getframe(1)) if not is_inside(at.f_code.co_filename)]
+        led = tuple(Caller(at.f_code, at.f_lineno) for at in users[:0:-1])
+        self.callers.setdefault(place.code, {})[led] = None
         return place
 
 

@@ -16,7 +16,7 @@ from ...ignoring.inside import tree_leaves, tree_map, tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import in_dtype, view_like
-from ..program.code import Caller
+from ..program.code import Callers
 from ..program.rerun import on_copies, without_side_effects
 from ..program.tensors import node_of
 from .exact import Outcome, weights
@@ -48,12 +48,24 @@ class Program:
     Attributes:
         calls: the calls in order of time, each with the identity of its result.
         loss: the identity of the loss; 0 if there was no backward pass, and None if it is not known.
-        callers: for the code of each function, the lines that led to its first call, the outermost first.
+        callers: for the code of each function, the lines that led to its calls, the outermost first.
     """
 
     calls: Calls
     loss: int | None
-    callers: Mapping[CodeType, Sequence[Caller]]
+    callers: Mapping[CodeType, Collection[Callers]]
+
+    def around(self, code: CodeType) -> tuple[list[CodeType], set[CodeType]]:
+        """The user's functions that led to all calls of a function, the outermost first, and those that led to some."""
+        if code not in self._around:
+            stacks = [[each.code for each in led] for led in self.callers.get(code, ())] or [[]]
+            common, every = set(stacks[0]).intersection(*stacks), set().union(*stacks)
+            self._around[code] = [each for each in stacks[0] if each in common], every
+        return self._around[code]
+
+    @cached_property
+    def _around(self) -> dict[CodeType, tuple[list[CodeType], set[CodeType]]]:
+        return {}
 
     @cached_property
     def fails_again(self) -> bool:
@@ -330,10 +342,10 @@ class _Run:
             self._is_alike = value.dtype is tensor.dtype and torch.equal(*pair)
 
 
-def agree(now: Again | None, right: Again | None, near: float) -> bool:
+def agree(now: Again | None, right: Again | None, near: float, rounding: float = 1e-12) -> bool:
     """Whether a loss and its gradients are finite and near the right ones, after these are rounded to the same dtype.
 
-    A gradient may be exactly 0. Then both are rounding errors of larger numbers.
+    A gradient may be exactly 0. Then both are rounding errors of larger numbers, by which `rounding` is multiplied.
     """
     if now is None or right is None or not (now.outcome.is_finite and right.outcome.is_finite):
         return False
@@ -343,7 +355,7 @@ def agree(now: Again | None, right: Again | None, near: float) -> bool:
     parts = [each.to(one.dtype).double() for each, one in pairs]
     largest = max((float(each.abs().max()) for each in parts if each.numel()), default=0.0)
     for one, each in zip(now.outcome.parts, parts, strict=True):
-        scale = near * float(each.abs().max()) + 1e-12 * largest if each.numel() else 0.0
+        scale = near * float(each.abs().max()) + rounding * largest if each.numel() else 0.0
         if not torch.allclose(one.double(), each, rtol=near, atol=scale):
             return False
     return True

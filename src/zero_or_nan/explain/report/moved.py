@@ -22,7 +22,7 @@ from ..births.chain import Chain
 from .again import Again, Change, Program, agree
 from .exact import texts_of
 from .limits import drawn
-from .wider import around, decorated, first_line, function_of, in_dtype
+from .wider import around, decorated, first_line, fits_in, function_of, in_dtype, inside_of
 
 _STEP = 1e-6
 """The distance by which an argument is moved."""
@@ -73,7 +73,7 @@ def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int
         last = body[0].lineno - 1 if body else 0
         if node is None or last < node.lineno:
             continue
-        inside = {at for at, (_, call) in enumerate(program.calls) if code in around(call, program)}
+        inside = inside_of(code, program) or set()
         given = _given(node, code, program, inside)
         alone = [[name] for name in given] if len(given) <= _MOST_ALONE else []
         for (form, by), names in itertools.product(_MOVES.items(), [*alone, [*given]]):
@@ -85,7 +85,9 @@ def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int
                 lines = "".join(linecache.getline(place.filename, at) for at in range(first, last + 1))
                 head = decorated(textwrap.dedent(lines).rstrip(), "float64")
                 moves = textwrap.indent("\n".join(form.format(name) for name in names), "    ")
-                return _CODE.format(there.told, head, moves), first, last if last > first else None
+                text = _CODE.format(there.told, head, moves)
+                if fits_in(place, text, first, last):
+                    return text, first, last if last > first else None
     return None
 
 

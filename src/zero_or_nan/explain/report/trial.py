@@ -190,7 +190,7 @@ def advice_on(
     best = next((each for each in found if not each.is_bound), None)
 
     if best is None or best.choice or best.replaces is None or best.is_coarse:
-        is_known = best is not None and best.replaces is not None and not best.is_coarse
+        is_known = best is not None and best.replaces is not None and not best.is_coarse and lost is not None
         is_known |= lost is not None and lost.is_beyond or program.is_rounded_before
         wide = None if is_known else in_a_wider_dtype(chains, program)
         if wide is not None:

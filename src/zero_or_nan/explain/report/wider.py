@@ -8,6 +8,7 @@ the decorator.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import linecache
 import re
@@ -23,6 +24,7 @@ from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
 from ..program.code import Caller, Place
+from ..program.pasted import Pasted
 from ..program.source import parsed_file
 from ..program.tensors import are_finite
 from .again import Again, Change, Program, agree, once_more
@@ -32,11 +34,20 @@ from .limits import is_steady
 _NEAR = 1e-3
 """The largest relative error of the loss and of each gradient."""
 
+_ROUNDING = 1e-5
+"""The error of a gradient that is 0 by cancellation, relative to the largest number."""
+
 _AFTER = 10
 """How many calls, from the failed one on, may be part of the same formula."""
 
-_RUNS_IN_BACKWARD = re.compile(r"\bcheckpoint(_sequential)?\(|\.register_(full_backward_)?hook\(")
-"""Matches a file whose code may run in a backward pass, which comes after a decorated function."""
+_RUNS_IN_BACKWARD = re.compile(r"\bcheckpoint(_sequential)?\(|import checkpoint\b|\.register_(full_backward_)?hook\(")
+"""Matches a file whose code runs in a backward pass, after the function."""
+
+_NEEDS_ONE_DTYPE = re.compile(r" @ |\b(mm|bmm|matmul|linear|einsum)\(")
+"""Matches code that needs operands of one dtype, such as the backward of a user's `autograd.Function`."""
+
+_KEEPS_STATE = re.compile(r"\boptim\.|\.step\(|\bload(_state_dict)?\(|Scaler\(")
+"""Matches code that makes or changes what is used elsewhere, such as the state of an optimizer."""
 
 _DECORATED = """\
 # {dtype} inside of this function, whose results get their dtype back.
@@ -91,15 +102,18 @@ def in_a_wider_dtype(chains: Sequence[Chain], program: Program) -> Wider | None:
                 wider = textwrap.indent(text, "    ") if is_block else decorated(text, name)
                 form = _BLOCK if is_block else _DECORATED
                 first, last = lines
-                return Wider(form.format(dtype=name, told=told, code=wider), first, last if last > first else None)
+                found = Wider(form.format(dtype=name, told=told, code=wider), first, last if last > first else None)
+                if fits_in(failed.place, found.text, first, last):
+                    return found
     return None
 
 
 def _told(dtype: torch.dtype, code: CodeType, chains: Sequence[Chain], program: Program) -> str:
     """What a function in a wider dtype gives, as half a sentence; empty if this is wrong."""
     if program.right is not None:
-        inside = {at for at, (_, call) in enumerate(program.calls) if code in around(call, program)}
-        return program.right.told if agree(in_dtype(dtype, program, inside), program.right, _NEAR) else ""
+        inside = inside_of(code, program)
+        found = None if inside is None else in_dtype(dtype, program, inside)
+        return program.right.told if agree(found, program.right, _NEAR, _ROUNDING) else ""
     if program.exact is not None:
         return ""  # it has no exact loss
     for chain in reversed(chains[-_AFTER:]):
@@ -128,8 +142,21 @@ def _wider(failed: Call) -> list[torch.dtype]:
 
 
 def around(call: Call, program: Program) -> list[CodeType]:
-    """The user's functions during which a call ran, the outermost first."""
-    return [*(each.code for each in program.callers.get(call.place.code, ())), call.place.code]
+    """The user's functions during which each call from a function ran, the outermost first."""
+    always, _ = program.around(call.place.code)
+    return [*always, call.place.code]
+
+
+def inside_of(code: CodeType, program: Program) -> set[int] | None:
+    """The positions of the calls during a function; None if some calls of another function are, and others are not."""
+    inside = set[int]()
+    for at, (_, call) in enumerate(program.calls):
+        always, at_times = program.around(call.place.code)
+        if call.place.code is code or code in always:
+            inside.add(at)
+        elif code in at_times:
+            return None
+    return inside
 
 
 def in_dtype(
@@ -162,16 +189,31 @@ def _lines(code: CodeType, place: Place, program: Program) -> tuple[int, int] | 
     return None if node is None else (first_line(node), node.lineno)
 
 
+def fits_in(place: Place, text: str, first: int, last: int) -> bool:
+    """Whether the file of a call can be compiled with other code in place of some lines."""
+    with contextlib.suppress(SyntaxError):
+        Pasted(place.filename, first, text, last).compiled()
+        return True
+    return False
+
+
 def function_of(code: CodeType, place: Place) -> ast.FunctionDef | None:
     """The definition of a function in the file of a call; None if it is no function that may get the decorator."""
     tree = parsed_file(place) if code.co_filename == place.filename else None
     for node in ast.walk(tree or ast.Pass()):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
             has_it = any("in_float" in ast.unparse(each) for each in node.decorator_list)
-            is_run_later = code.co_flags & inspect.CO_GENERATOR or _RUNS_IN_BACKWARD.search(ast.unparse(tree or node))
-            if first_line(node) == code.co_firstlineno and not has_it and not is_run_later:
+            is_run_later = code.co_flags & inspect.CO_GENERATOR or _runs_in_backward(tree or node)
+            is_own = code.co_varnames[:1] == ("ctx",) or _KEEPS_STATE.search(ast.unparse(node))
+            if first_line(node) == code.co_firstlineno and not has_it and not is_run_later and not is_own:
                 return node
     return None
+
+
+def _runs_in_backward(tree: ast.AST) -> bool:
+    own = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name == "backward"]
+    is_mixed = any(_NEEDS_ONE_DTYPE.search(ast.unparse(each)) for each in own)
+    return is_mixed or _RUNS_IN_BACKWARD.search(ast.unparse(tree)) is not None
 
 
 def first_line(node: ast.FunctionDef) -> int:
@@ -191,8 +233,9 @@ def _block(code: CodeType, tree: ast.AST, program: Program) -> tuple[int, int] |
     """
     lines = []
     for key, call in program.calls:
-        callers = [*program.callers.get(call.place.code, ()), Caller(call.place.code, call.place.line)]
-        lines += [each.line for each in callers if each.code is code]
+        here = Caller(call.place.code, call.place.line)
+        led = [each for stack in program.callers.get(call.place.code, ()) for each in stack]
+        lines += [each.line for each in (*led, here) if each.code is code]
         if key == program.loss:
             break
     blocks = [getattr(tree, name, []) for name in ("body", "orelse", "finalbody")]
@@ -203,7 +246,11 @@ def _block(code: CodeType, tree: ast.AST, program: Program) -> tuple[int, int] |
         if any(inner):
             blocks = inner
         elif found:
-            parts = [each for node in found for each in ast.walk(node) if isinstance(each, ast.Constant)]
-            has_lines = any(isinstance(it.value, str) and it.end_lineno != it.lineno for it in parts)
-            return None if has_lines else (found[0].lineno, found[-1].end_lineno or 0)
+            parts = [
+                each for node in found for each in ast.walk(node) if isinstance(each, (ast.Constant, ast.JoinedStr))
+            ]
+            texts = [ast.unparse(each) for each in parts if each.end_lineno != each.lineno]
+            is_state = any(_KEEPS_STATE.search(ast.unparse(node)) for node in found)
+            has_lines = any("\\n" in text for text in texts)
+            return None if has_lines or is_state else (found[0].lineno, found[-1].end_lineno or 0)
     return None
