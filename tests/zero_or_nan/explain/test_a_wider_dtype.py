@@ -68,3 +68,44 @@ def test_a_block_is_not_written_around_a_string_of_several_lines(program, end):
 def test_a_function_is_not_decorated_if_backward_may_run_its_code(program, line):
     text = ANGLE.replace("    return angle", f"    {line}\n    return angle")
     assert "@in_float64" not in program.origins([1e-4], text)[0].remedy
+
+
+# By name: the lines, of which a part must not get the decorator, and that part.
+NOT_DECORATED = {
+    "a function that is only at times around the lost number": (
+        "def lost(t):\n    return t.exp()\ndef valid(t):\n    return lost(t * 0).log()\ndef train(t):\n"
+        "    return lost(t * 1e6).log()\nvalid(x)\nloss = train(x).sum()",
+        "def valid",
+    ),
+    "a function that steps an optimizer": (
+        "def fit(t):\n    loss = t.mul(1e6).exp().log().sum()\n    loss.backward()\n"
+        "    torch.optim.SGD([t], 0.1).step()\n    return loss\nloss = fit(x)",
+        "def fit",
+    ),
+    "the forward of a custom function": (
+        "class Own(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, t):\n"
+        "        return t.mul(1e6).exp().log()\n    @staticmethod\n    def backward(ctx, g):\n"
+        "        return g @ g.new_ones(1, 1)\n"
+        "loss = Own.apply(x[None]).sum()\nloss.backward()",
+        "def forward",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_DECORATED)
+def test_a_function_gets_no_decorator_if_it_would_break_what_is_elsewhere(program, name):
+    lines, head = NOT_DECORATED[name]
+    remedy = program.origins([1e-4], lines)[0].remedy
+    assert f"@in_float64()\n{head}" not in remedy and f"@in_float64()\n    {head}" not in remedy, remedy
+
+
+def test_lines_that_would_not_compile_are_not_written(program):
+    (origin,) = program.origins([100.0], "if len(x): loss = x.exp().log().sum()\nelse: loss = x.sum()")
+    assert "in_float64" not in origin.remedy
+
+
+def test_a_number_that_many_steps_lose_is_found_in_float64(program):
+    lines = "def forward(t):\n    p = t * 0 + 1\n    for _ in range(40):\n        p = p * t\n    return p.log().sum()\n"
+    (origin,) = program.origins([1e-2], f"{lines}loss = forward(x)")
+    assert "@in_float64()\ndef forward(t):" in origin.remedy
+    torch.testing.assert_close(program.paste(origin)["x"].grad, torch.tensor([4e3]))

@@ -273,13 +273,22 @@ class _Run:
                 result = args[0].to(dtype)
             else:
                 result = (call.again if dtype is None else call.run)(args, kwargs)
-        if isinstance(result, Tensor):
+        into = call.args[0] if self._is_partly and call.plan.in_place and call.args else None
+        if isinstance(into, Tensor) and self._keeps_dtype(into):
+            self._changed.pop(id(into), None)
+            self._came[id(into)] = args[0].to(into.dtype)
+            self._made[key] = self._came[id(into)]
+        elif isinstance(result, Tensor):
             result = in_dtype(dtype, result)
             self._made[key] = self._moved(result) if self._noise and rounds(call) else result
             if result.is_floating_point() or result.is_complex():
                 self._last = self._made[key]
             else:
                 self._decisions[key] = result
+
+    def _keeps_dtype(self, into: Tensor) -> bool:
+        """Whether a tensor that a call writes into was not made in the dtype of the calls."""
+        return self._made.get(id(into), into).dtype is into.dtype
 
     def end(self, key: int) -> Again | None:
         """What the calls gave; None if the loss, whose identity it was in the program, is not among that."""
