@@ -273,7 +273,7 @@ class _Wider(TorchFunctionMode):
         casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if casts else contextlib.nullcontext():
             result = self._computed(func, name, args, kwargs)
-        if result is args[0] and not _writes(name):
+        if args and result is args[0] and not _writes(name):
             result = result.view_as(result)  # of `x.float()`, which may have another dtype than x
         return self._noted(result, own)
 

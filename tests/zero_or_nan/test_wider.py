@@ -20,6 +20,7 @@ def leaf(*numbers, dtype=torch.float32):
 # By name: a function that loses a number in float32, and its arguments.
 LOST = {
     "an overflow": (lambda x: x.exp().sum().log(), [100.0, 101.0]),
+    "an operand that is given by name": (lambda x: torch.exp(input=x).log(), [100.0, 101.0]),
     "an underflow": (lambda x: 1 / (x * x).sum(), [1e-25, 2e-25]),
     "a cancellation": (lambda x: ((x + 1e4) - 1e4).pow(2).sum().sqrt(), [1e-3, 2e-3]),
     "a copy that is written to": (lambda x: x.detach().clone().exp_().log().sum() * x.sum(), [100.0, 2.0]),

@@ -29,9 +29,9 @@ files that are named after it, so you can read on from any file.
 5. `report/` writes it down. `narration` writes what was found into the report, with your names. `course` says whether
    the training run diverged. `report` is what you read, as HTML by `notebook`, with a fix from `remedies`:
    `ignoring.backward`. If the loss uses the element, `trial` finds rewrites of the formula that fit your calls, runs
-   them on your numbers, and writes them with your names. `widening` uses a wider dtype, and `targets` leaves out
-   unknown elements of a target. The loss decides on some remedies: `again` runs all calls up to the loss once more,
-   with wider arguments for your function (`wide_calls`), or without an element that does not matter (`left_out`).
+   them on your numbers, and writes them with your names. `targets` leaves out unknown elements of a target. The loss
+   decides on some remedies: `again` runs all calls up to the loss once more, with a function of yours in a wider dtype
+   (`wider`), or without an element that does not matter (`left_out`).
    `exact` runs the formula in float64, to find out whether only an intermediate number was lost.
 6. `births/` finds out where and why. `nodes`: what was born at a node in backward, and in which call a node was made.
    `diagnosis`: the loss ignores the element, because `clamp` cut it off, so the origin is *contaminated*. `findings`
