@@ -363,8 +363,6 @@ class _Wider(TorchFunctionMode):
                 is_leaf = narrow.requires_grad and narrow.is_leaf and key not in into  # as of `max_norm`
                 (narrow.detach() if is_leaf else narrow).copy_(copy)
                 written[id(copy)] = narrow
-        if written:
-            self._shared.clear()
         return _each(lambda each: written.get(id(each), each), result) if written else result
 
     def _wider(self, tensor: Tensor) -> Tensor:
