@@ -314,9 +314,14 @@ class _Run:
 
     def is_new(self, call: Call) -> bool:
         """Whether an operand of a call is another now, or has a gradient, or integers become 16-bit floats."""
-        to = {each for each in tree_leaves((tuple(call.args), dict(call.kwargs))) if isinstance(each, torch.dtype)}
-        is_conversion = call.name == "half" or call.name == "to" and not to.isdisjoint((torch.float16, torch.bfloat16))
-        return self._dtype is not None and is_conversion or any(map(self._is_new, call.tensors()))
+        if any(map(self._is_new, call.tensors())):
+            return True
+        if self._dtype is None or call.name not in ("half", "to"):
+            return False
+        leaves = tree_leaves((tuple(call.args), dict(call.kwargs)))
+        return call.name == "half" or any(
+            each in (torch.float16, torch.bfloat16) for each in leaves if isinstance(each, torch.dtype)
+        )
 
     def _is_new(self, tensor: Tensor) -> bool:
         if tensor.requires_grad or id(tensor) in self._made or id(tensor._base) in self._made:

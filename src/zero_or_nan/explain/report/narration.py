@@ -163,7 +163,7 @@ class Narration:
             order = self._history.order_of(birth)
             if order > known.order and any(each.choice for each in known.advice.tried):
                 # A slope that was chosen may be right, and the slope of this slope wrong.
-                known.order, known.advice = order, self._tried(diagnosis, known.origin.module)
+                known.order, known.advice = order, self._tried(diagnosis)
                 known.advise(known.advice.situation or birth.operator)
             known.looks += 1
             if known.looks <= _MOST_LOOKS:
@@ -177,14 +177,14 @@ class Narration:
                 known.origin.times += 1
                 known.last = birth.number
 
-    def _tried(self, diagnosis: Diagnosis, module: str) -> Advice:
+    def _tried(self, diagnosis: Diagnosis) -> Advice:
         """What the call in which a number was born has shown."""
         birth, chains = diagnosis.birth, self._history.chains(diagnosis.birth)
         is_derivative = bool(chains) and birth.phase == "backward" and chains[-1].call.name != birth.operator
         asked = {address(target) for target in diagnosis.targets if isinstance(target, Tensor)}
         asked |= self._history.hooked()
         of_pass = is_derivative, asked, diagnosis.is_recorded
-        return tried_on(chains, lambda chains: advice_on(chains, module, self._program(), *of_pass))
+        return tried_on(chains, lambda chains: advice_on(chains, self._program(), *of_pass))
 
     def _without_rows(self, birth: Birth, names: Names) -> Advice:
         """What to write to leave out the rows that a birth came in with."""
@@ -264,7 +264,7 @@ class Narration:
                 at_gap = functools.partial(advice_at_gap, program=self._program())
                 advice = tried_on(self._history.chains(birth), at_gap)
         else:
-            advice = self._tried(diagnosis, path)
+            advice = self._tried(diagnosis)
         origin.exact = advice.exact
         if advice.exact:
             origin.kind = "overflow"

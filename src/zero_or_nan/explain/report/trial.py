@@ -157,7 +157,6 @@ def told_if_long(place: Place) -> Iterator[None]:
 
 def advice_on(
     chains: Sequence[Chain],
-    module: str,
     program: Program,
     is_derivative: bool = False,
     asked: Collection[int | None] = (),
@@ -170,7 +169,6 @@ def advice_on(
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
-        module: the path of the module that made this call; empty if it is unknown.
         program: all known calls.
         is_derivative: whether the call is in a derivative that the user wrote. Then there is nothing to choose, because
             the derivative must be that of the forward function.
