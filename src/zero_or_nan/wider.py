@@ -54,12 +54,6 @@ _WRITING = frozenset(
 )
 """Functions that write into operands without counting it as a write."""
 
-_DRAWS = frozenset(
-    "bernoulli binomial cauchy exponential geometric gumbel_softmax log_normal multinomial normal poisson rand "
-    "rand_like randint randint_like randn randn_like random randperm uniform _sample_dirichlet _standard_gamma".split()
-)
-"""Functions that give random numbers, of which other dtypes have others."""
-
 _LATER = inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction
 
 _here = threading.local()
@@ -260,7 +254,7 @@ class _Wider(TorchFunctionMode):
         own = self._dtype_of((args, kwargs))
         if name in ("to", "type_as") and len(args) > 1 and isinstance(args[1], Tensor):
             own = self._own_dtype(args[1])
-        if name.rstrip("_") in _DRAWS or getattr(func, "__module__", "") == "torch.nn.init":
+        if numerics_of(name.rstrip("_")).draws in ("data", "numbers") or getattr(func, "__module__", "") == "torch.nn.init":
             return self._drawn(func, name, args, kwargs)
         if _is_view(name):
             args = _each(lambda each: self._wider(each) if _is_used(each) and each.is_leaf else each, args)

@@ -70,6 +70,17 @@ def test_a_function_is_not_decorated_if_backward_may_run_its_code(program, line)
     assert "@in_float64" not in program.origins([1e-4], text)[0].remedy
 
 
+def test_random_numbers_are_the_same_when_the_calls_run_again(program):
+    text = (
+        "F = torch.nn.functional\ntorch.manual_seed(0)\nh = F.dropout(x, 0.5) + 20 + torch.randn_like(x)\n"
+        "def shares(h):\n    p = (-0.5 * h**2).exp()\n    return p / p.sum()\n"
+        "loss = (shares(h) * torch.arange(4)).sum() + F.rrelu(-x, training=True).sum()"
+    )
+    (origin,) = program.origins([20.0, 21.0, 22.0, 19.0], text)
+    assert "@in_float64" in origin.remedy
+    assert f"the loss is {program.paste(origin)['loss'].item():.6g}, and its gradients are finite" in origin.remedy
+
+
 # By name: the lines, of which a part must not get the decorator, and that part.
 NOT_DECORATED = {
     "a function that is only at times around the lost number": (

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...functions.numerics import numerics_of
 from ...ignoring.inside import any_of, is_sparse, part_here, tree_map_only, was_broadcast
 from ..program.code import Place, Plan, optimizer_here, plan_of
-from ..program.rerun import on_copies, rerun
+from ..program.rerun import RandomState, on_copies, rerun
 from ..program.tensors import (
     NeedsOthersError,
     each_in,
@@ -48,6 +48,7 @@ class Call(NamedTuple):
         casts: the dtype to which autocast casts operands; None if it is off.
         is_recorded: False under `no_grad`.
         needs_others: whether the call can't run again, because it exchanges tensors with other processes.
+        drawn: the state of the random numbers before the call, if it draws some that it would draw in each dtype.
         is_old: whether the same place in the code made another call before the call that is explained.
     """
 
@@ -59,6 +60,7 @@ class Call(NamedTuple):
     casts: torch.dtype | None = None
     is_recorded: bool = True
     needs_others: bool = False
+    drawn: RandomState | None = None
     is_old: bool = False
 
     @property
@@ -90,9 +92,11 @@ class Call(NamedTuple):
             return self.run(args, kwargs)
 
     def run(self, args: Any, kwargs: Any) -> Any:
-        """The results of the function with these arguments."""
+        """The results of the function with these arguments, and with the same random numbers."""
         if self.needs_others:
             raise NeedsOthersError(f"{self.name} needs the other processes")
+        if self.drawn is not None:
+            self.drawn.put_back()
         return self.func(*args, **kwargs)
 
     def on_this_process(self, results: Mapping[int, Tensor]) -> Call:

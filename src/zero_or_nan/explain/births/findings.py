@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 _MOST_UNCONSUMED = 1000
 
-MOST_CALLS, MOST_BYTES = 2000, 1 << 28
+MOST_CALLS, MOST_BYTES = 10_000, 1 << 28
 """The largest number of calls that are kept, and the largest size of their operands."""
 
 _MOST_KEPT, _MOST_BYTES_KEPT = 20, 1 << 16

@@ -313,7 +313,12 @@ class _Run:
         return self._dtype if isinstance(thing, torch.dtype) and thing.is_floating_point else thing
 
     def is_new(self, call: Call) -> bool:
-        """Whether an operand of a call is another now, or has a gradient, or integers become 16-bit floats."""
+        """Whether an operand of a call is another now, or has a gradient, or integers become 16-bit floats.
+
+        Random numbers come in, and stay what they were.
+        """
+        if call.plan.numerics.draws == "data":
+            return False
         if any(map(self._is_new, call.tensors())):
             return True
         if self._dtype is None or call.name not in ("half", "to"):

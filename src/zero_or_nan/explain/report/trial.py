@@ -464,7 +464,7 @@ def _is_open(later: Chain, call: Call) -> bool:
 
 
 def _is_unknown(program: Program) -> bool:
-    """Whether there is a loss that can't be computed again, for example because of a dropout."""
+    """Whether there is a loss that can't be computed again."""
     return bool(program.loss) and not program.fails_again
 
 

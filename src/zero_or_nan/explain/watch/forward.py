@@ -51,6 +51,7 @@ from ..program.code import (
     overwritten_by,
     plan_of,
 )
+from ..program.rerun import RandomState
 from ..program.tensors import (
     bad_in,
     bad_numbers_of,
@@ -175,10 +176,11 @@ class Forward(OnStack):
                     before = self.before(plan, args)
             except Exception as error:
                 self.mistakes.note(plan.name, error)
+        drawn = RandomState.now() if plan.numerics.draws == "places" else None
         result = func(*args, **kwargs)
         try:
             with unseen():
-                self.after(func, plan, args, kwargs, result, before)
+                self.after(func, plan, args, kwargs, result, before, drawn)
         except Exception as error:  # our own mistake must not become the user's
             self.mistakes.note(plan.name, error)
         return result
@@ -198,7 +200,16 @@ class Forward(OnStack):
             self.findings.provenances.keep(copy, provenance)  # the call may move the tensor's numbers in memory
         return copy
 
-    def after(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
+    def after(
+        self,
+        func: Any,
+        plan: Plan,
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        before: Tensor | None,
+        drawn: RandomState | None,
+    ) -> None:
         """Check the result of a function."""
         recording = torch.is_grad_enabled()
         try:
@@ -209,7 +220,7 @@ class Forward(OnStack):
             if plan.in_place:
                 self._spread_secondhand(args)
             if result is not None or plan.in_place:
-                call = Call(func, plan.name, self.places.here(), args, kwargs, is_recorded=recording)
+                call = Call(func, plan.name, self.places.here(), args, kwargs, is_recorded=recording, drawn=drawn)
                 self._check(call, result, before)
         finally:
             if recording:

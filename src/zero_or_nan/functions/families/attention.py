@@ -64,7 +64,12 @@ function(
 )
 function("ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverrideable", since="2.13", **ATTENTION)
 
-numerics("scaled_dot_product_attention multi_head_attention_forward", ignores_infinity=True, section="attention")
+numerics(
+    "scaled_dot_product_attention multi_head_attention_forward",
+    ignores_infinity=True,
+    draws="places",
+    section="attention",
+)
 numerics("_transformer_encoder_layer_fwd _native_multi_head_attention", ignores_infinity=True)
 advice(
     "undefined",

@@ -70,7 +70,6 @@ function("Bernoulli", selects=lambda node: node.name() != "BernoulliBackward0")
 # In place, each element is kept or replaced, and none is computed from what was there.
 numerics("zero fill masked_fill masked_scatter index_copy index_fill setitem=__setitem__", replaces=True)
 numerics("index gather getitem=__getitem__", moves=True)
-numerics("normal uniform random exponential bernoulli", updates=True)
 
 
 @transfer("Where", reads=("_raw_saved_condition",))

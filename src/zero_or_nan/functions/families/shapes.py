@@ -87,6 +87,25 @@ numerics(
 numerics("tensor as_tensor from_numpy frombuffer asarray scalar_tensor load new_tensor from_dlpack", makes="data")
 numerics("empty empty_like empty_strided new_empty new_empty_strided empty_permuted", makes="memory")
 
+# Random numbers come in. Of a dropout, other dtypes have the same ones.
+
+numerics("normal uniform random exponential bernoulli", updates=True, draws="data")
+numerics(
+    """
+    binomial cauchy geometric log_normal multinomial poisson rand rand_like randint randint_like randn randn_like
+    randperm
+    """,
+    draws="data",
+)
+numerics("_standard_gamma _sample_dirichlet", draws="numbers")
+numerics(
+    """
+    dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout rrelu
+    lstm gru rnn_tanh rnn_relu
+    """,
+    draws="places",
+)
+
 
 @transfer("View UnsafeView ReshapeAlias")
 def _reshaped(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> Sequence[Mask]:

@@ -37,7 +37,7 @@ _SHARES = "atlas#softmax-and-infinite-scores"
 
 numerics("softmax", ignores_infinity=True, section="attention", points="attention#what-to-do")
 numerics("log_softmax", ignores_infinity=True, points=_SHARES)
-numerics("gumbel_softmax", ignores_infinity=True)
+numerics("gumbel_softmax", ignores_infinity=True, draws="numbers")
 numerics("logsumexp logaddexp", ignores_infinity=True, needs_one=True, points=_SHARES)
 numerics("_softmax_backward_data", written="{} × {}")
 
