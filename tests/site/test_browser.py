@@ -222,6 +222,9 @@ def test_the_contents_open_over_a_narrow_page(browser, address, scripts):
         else:
             contents.locator("a.close").click()
         assert not contents.is_visible()
+        tab.page.locator("a.menu").click()
+        contents.get_by_role("link", name="Results compared").click()  # a section of this page
+        assert not contents.is_visible() and tab.page.url.endswith("#results-compared")
 
 
 def focused(tab: Visit) -> str:

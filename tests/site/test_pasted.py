@@ -150,8 +150,9 @@ def test_a_pasted_text_leaves_the_box_in_no_way(visit):
     pages.first.locator("a").click()
     visit.page.wait_for_url("**/chapters/**")
     assert visit.page.evaluate("document.referrer") in ("", address)
-    visit.page.go_back()
-    assert visit.page.url == address
+    visit.page.evaluate("history.back()")
+    visit.page.wait_for_url(address, wait_until="commit")
+    assert visit.page.get_by_label("Error message, traceback or log").input_value() == TRACEBACK  # nothing is lost
 
 
 def test_an_exact_message_opens_its_page_and_back_leads_back(visit):
@@ -159,8 +160,8 @@ def test_an_exact_message_opens_its_page_and_back_leads_back(visit):
     address = visit.page.url
     paste(visit, SCALAR)
     visit.page.wait_for_url("**/chapters/backward-gradient-argument.html")
-    visit.page.go_back()
-    visit.page.wait_for_url(address)
+    visit.page.evaluate("history.back()")
+    visit.page.wait_for_url(address, wait_until="commit")
 
 
 def test_a_text_that_is_not_known_or_a_box_that_fails_leads_to_the_questions_or_the_table(visit, browser, address):

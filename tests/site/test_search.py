@@ -163,7 +163,9 @@ def test_a_search_from_any_page_leads_to_the_page_that_it_shows_first_and_leaves
     assert visit.page.url == f"{visit.address}/search.html" and visit.page.locator("#results a").count() == 0
     visit.page.get_by_label("Search", exact=True).fill("nansum grad nan")
     visit.page.keyboard.press("Enter")
-    first.click()
+    first.wait_for()
+    visit.page.wait_for_timeout(300)  # a suggestion that comes late must not cover the results
+    first.click(timeout=3000)
     assert "/chapters/nansum-nanmean.html" in visit.page.url
 
 

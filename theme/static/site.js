@@ -234,7 +234,7 @@ if (sections.length) {
   addEventListener("scroll", () => requestAnimationFrame(mark), { passive: true });
 }
 
-// Scroll the contents so that the current page is visible.
+// Scroll the contents so that the current page is visible, unless the list of its sections is above them.
 const contents = document.getElementById("contents");
 const current = contents?.querySelector("[aria-current]");
-if (current) contents.scrollTop = current.offsetTop - contents.offsetTop - contents.clientHeight / 2;
+if (current && !contents.querySelector(".here")?.checkVisibility()) contents.scrollTop = current.offsetTop - contents.offsetTop - contents.clientHeight / 2;

@@ -76,11 +76,13 @@ function combobox(field) {
     return made;
   }
 
+  let asked = ""; // what the search page answers already: a suggestion that comes late would cover the answer
+
   async function suggest() {
     const text = field.value;
     const query = question(text);
     const found = query.length > 1 ? suggested(await loaded(), query) : [];
-    if (field.value !== text || document.activeElement !== field) return; // the reader went on
+    if (field.value !== text || text === asked || document.activeElement !== field) return; // the reader went on
     options.replaceChildren(...found.map(option));
     show(true);
   }
@@ -88,7 +90,10 @@ function combobox(field) {
   const offer = () => suggest().catch(() => show(false)); // the search page says what failed
   field.addEventListener("input", offer);
   field.addEventListener("blur", () => show(false));
-  field.form.addEventListener("submit", () => show(false));
+  field.form.addEventListener("submit", () => {
+    asked = field.value;
+    show(false);
+  });
   options.addEventListener("pointerdown", (event) => event.preventDefault()); // the focus stays in the box
   field.addEventListener("keydown", (event) => {
     const all = [...options.children];

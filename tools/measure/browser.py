@@ -96,7 +96,9 @@ def chromium() -> Iterator[Any]:
         alone = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
         # Without a GPU, a process for one would only cost time.
         options = ["--no-sandbox", alone, "--disable-gpu", "--in-process-gpu"]
-        browser = playwright.chromium.launch(executable_path=executable(), args=options)
+        # Playwright switches the cache off from which a reader's browser shows a page again on the way back.
+        other = ["--disable-back-forward-cache"]
+        browser = playwright.chromium.launch(executable_path=executable(), args=options, ignore_default_args=other)
         try:
             yield browser
         finally:

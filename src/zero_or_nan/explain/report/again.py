@@ -118,17 +118,24 @@ class Program:
     @cached_property
     def limits(self) -> Mapping[Any, tuple[Tensor, Tensor]]:
         """Where the loss or its gradients are not finite, and their limits there, if these are known."""
-        return {} if self.exact is None else limits_of_slopes(self.exact.slopes, self._beside(self.exact.kept))
+        at = self._at_limits
+        moved = () if self.exact is None else self._beside(self.exact.kept)
+        return {} if at is None else limits_of_slopes(at.slopes, moved)
+
+    @cached_property
+    def _at_limits(self) -> Again | None:
+        """`exact`, or the same for the numbers as the code has them, if their rounding decides the result."""
+        return once_more(self, as_written, dtype=torch.float64) if self.is_rounded_before else self.exact
 
     @cached_property
     def at_limits(self) -> Again | None:
         """The loss and its gradients in float64, with limits where they are not finite; None if a limit is missing."""
-        if self.exact is None or not self.limits or any(bool(it.isnan().any()) for _, it in self.limits.values()):
+        if self._at_limits is None or not self.limits or any(bool(it.isnan().any()) for _, it in self.limits.values()):
             return None
-        parts = dict(self.exact.slopes)
+        parts = dict(self._at_limits.slopes)
         for key, (bad, limit) in self.limits.items():
             parts[key] = parts[key].masked_scatter(bad, limit)
-        return self.exact._replace(outcome=Outcome(parts.pop("the loss"), parts))
+        return self._at_limits._replace(outcome=Outcome(parts.pop("the loss"), parts))
 
     @cached_property
     def made(self) -> dict[int, tuple[Tensor, Call]]:

@@ -97,9 +97,9 @@ def as_written(tensor: Tensor) -> Tensor:
 
 
 def size_of(tensor: Tensor) -> float:
-    """The largest number of a tensor if all are small, such as microscopic lengths in metres; otherwise 1."""
+    """The largest number of a tensor if it is below 1, as of microscopic lengths in metres; otherwise 1."""
     largest = float(tensor.detach().abs().nan_to_num(0, 0).max()) if tensor.numel() else 0.0
-    return largest if 0 < largest < 1e-2 else 1.0
+    return largest if 0 < largest < 1 else 1.0
 
 
 def _down(tensor: Tensor) -> Tensor:

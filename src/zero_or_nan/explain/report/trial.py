@@ -197,6 +197,10 @@ def advice_on(
             text = "\n".join([text, *map(_or, known)])
             situation = "" if constant_lost(lost, failed) is None else EPSILON
             return Advice(text, replaces, until, exact, situation=situation, tried=tuple(known))
+    if program.is_rounded_before and (best is None or best.choice):
+        moved = with_moved_arguments(failed, program)
+        if moved is not None:
+            return Advice(*moved)
     if lost is None and (best is None or best.choice):
         elsewhere = _results_elsewhere(failed.call, program)
         at_gap: Sequence[Any] | None = None if elsewhere else kept_away(failed)
