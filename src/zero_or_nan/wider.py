@@ -254,7 +254,7 @@ class _Wider(TorchFunctionMode):
         own = self._dtype_of((args, kwargs))
         if name in ("to", "type_as") and len(args) > 1 and isinstance(args[1], Tensor):
             own = self._own_dtype(args[1])
-        if numerics_of(name.rstrip("_")).draws in ("data", "numbers") or getattr(func, "__module__", "") == "torch.nn.init":
+        if _draws(name) or getattr(func, "__module__", "") == "torch.nn.init":
             return self._drawn(func, name, args, kwargs)
         if _is_view(name):
             args = _each(lambda each: self._wider(each) if _is_used(each) and each.is_leaf else each, args)
@@ -428,6 +428,12 @@ def _keeps(name: str) -> bool:
     if public in _NO_NUMBERS or name.startswith("_amp") or _is_view(name):
         return True
     return numerics_of(public).makes == "nothing" and public not in ("type", "allclose", "equal")
+
+
+@functools.cache
+def _draws(name: str) -> bool:
+    """Whether a function gives random numbers, of which other dtypes have others."""
+    return numerics_of(name.rstrip("_")).draws in ("data", "numbers")
 
 
 @functools.cache

@@ -49,7 +49,7 @@ class Numerics:
         makes: "numbers" if the function computes; "nothing" if the result has the memory of an argument, or no floats;
             "no graph" if the result is an argument without its graph, or a mask of it; "data" if the function brings in
             numbers from elsewhere; "memory" if it leaves the memory as it is.
-        draws: "data" if the result is random numbers without a gradient, "numbers" if these have a gradient, and "places"
+        draws: "data" if the result is random numbers without a gradient, "numbers" if these have a gradient; "places"
             if random numbers decide what becomes of the operand, in each dtype the same.
         replaces: whether the function computes nothing, in place, from what it overwrites.
         compares: whether the function compares a prediction with a target.

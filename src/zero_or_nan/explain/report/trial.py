@@ -33,7 +33,7 @@ from ..births.findings import Mistakes
 from ..program.code import Place, printable
 from ..program.rerun import extra, without_side_effects
 from ..program.source import can_come_before, expression_at, lacks_torch
-from ..program.tensors import address, are_finite, not_finite
+from ..program.tensors import address, are_finite, each_in, not_finite
 from .again import FAR, Again, Program, agree, once_more, position_of
 from .exact import CLOSE, Lost, Outcome, cured, exactly, exists, failed_at, lost_on_the_way, measured, outcome
 from .gaps import filled, guarded, kept_away, rewritten
@@ -42,7 +42,6 @@ from .limits import are_limits, have_limits, is_limit, ordinary
 from .matching import Match, line_of, matches, numbers_of
 from .moved import with_moved_arguments
 from .remedies import BEYOND, EPSILON, GROWTH
-from .small_constants import constant_lost, floor_under, larger_constant
 from .vectors import with_other_values
 from .wider import in_a_wider_dtype
 
@@ -164,8 +163,8 @@ def advice_on(
 ) -> Advice:
     """Try rewrites of the calls in which a number was born, and run the failed call in exact arithmetic.
 
-    The remedies, in this order: a rewrite, the same function in a wider dtype, a limit, a larger eps if the dtype
-    rounds the eps to 0, and a bound that keeps the numbers finite.
+    The remedies, in this order: a rewrite, the same function in a wider dtype, a limit, and a bound that keeps the
+    numbers finite.
 
     Args:
         chains: the calls that used the number, and last the call in which it was born.
@@ -195,7 +194,7 @@ def advice_on(
             text, replaces, until = wide
             known = [] if best is None else [best]
             text = "\n".join([text, *map(_or, known)])
-            situation = "" if constant_lost(lost, failed) is None else EPSILON
+            situation = "" if _constant_lost(lost, failed) is None else EPSILON
             return Advice(text, replaces, until, exact, situation=situation, tried=tuple(known))
     if program.is_rounded_before and (best is None or best.choice):
         moved = with_moved_arguments(failed, program)
@@ -219,14 +218,9 @@ def advice_on(
         others = [each for each in found if each.choice and best.choice and re.sub(r"\d", "", each.line) != other_than]
         text = "\n".join([_told(best), *map(_or, others[:1])])
         return Advice(text, best.replaces, exact=exact, tried=(best, *others[:1]))
-    constant = constant_lost(lost, failed)
+    constant = _constant_lost(lost, failed)
     situation = "" if constant is None else EPSILON
-    larger = None
-    if lost is not None and constant is not None and not _fits(program.right, failed):
-        larger = larger_constant(constant, lost, failed)
-    if larger is not None:
-        return Advice(*larger, exact, situation=situation)
-    bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
+    bound = "" if lost is None else next((each.line for each in found), "")
     if bound:
         return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), exact=exact)
     if exact and (grown := _grown(failed)):
@@ -239,13 +233,6 @@ def advice_on(
     return Advice(exact=exact, refused=refused, fits=None if lost is None else lost.fits)
 
 
-def _fits(right: Again | None, failed: Chain) -> bool:
-    """Whether the dtype of a call has room for the exact loss and its gradients. Then there is nothing to choose."""
-    parts = [] if right is None else right.outcome.parts
-    dtype = failed.call.tensors()[0].dtype
-    return right is not None and are_finite([each.to(dtype) for each in parts if not each.is_complex()])
-
-
 def advice_at_gap(chains: Sequence[Chain], program: Program) -> Advice:
     """The advice for a `where` that leaves out 0 / 0 where the formula has a limit."""
     is_alone = are_finite(_results_elsewhere(chains[-1].call, program))
@@ -254,6 +241,15 @@ def advice_at_gap(chains: Sequence[Chain], program: Program) -> Advice:
 
 
 _BOUND = "# its dtype has no room for this number. A bound keeps it finite, and changes what is computed, as in"
+
+
+def _constant_lost(lost: Lost | None, chain: Chain) -> float | None:
+    """The constant that the dtype rounded to 0, if it is an operand of the call that lost a number."""
+    if lost is None or lost.key is None:
+        return None
+    result, call = chain.made[lost.key]
+    numbers = each_in((call.args, call.kwargs), float)
+    return next((each for each in numbers if each > 0 and float(torch.tensor(each, dtype=result.dtype)) == 0), None)
 
 
 def _grown(chain: Chain) -> str:
