@@ -27,6 +27,12 @@ GAPS = {  # lines with a target y that has NaN, the line that is written, and th
         "loss = F.mse_loss(y * x, torch.ones(4))", "loss = F.mse_loss(y[known] * x[known], torch.ones(4)[known])",
         "((y * p - 1) ** 2).mean()",
     ),
+    "rows that are known in part, with a weight for each column": (
+        "y, p = torch.stack([y, torch.ones(4)], 1), torch.stack([p, p], 1)\n"
+        "e = F.smooth_l1_loss(p, y, reduction='none')\nloss = (e * torch.tensor([1.0, 0.2])).sum()",
+        "e = torch.where(known, F.smooth_l1_loss(p, torch.where(known, y, 0), reduction='none'), 0)",
+        "(((p - y) ** 2).sum() + 0.2 * ((x - 1) ** 2).sum()) / 2",
+    ),
     # The program drops the NaN after the comparison. The line that is written gives the gradient that `ignoring` gives.
     "selected in its line": (
         "loss = F.mse_loss(p, y.view(4), reduction='none')[~y.isnan()].sum() / len(y)",

@@ -197,6 +197,24 @@ WRITTEN = {
         [0.3, 0.7], "a, b = torch.tensor(0.6), torch.tensor(5.1)\nv = torch.stack([a + b]) - b - a\n"
         "s = v**0.5\nloss = (x * (s + 1)).sum()", "\ns = v.clamp_min(0) ** 0.5", "x * 0 + 1",
     ),
+    "an infinity in a formula that has a limit": (
+        [1.0, 3.0], "count = (x.detach() > 5).float().sum()\nratio = 2 / count\n"
+        "loss = (0.5 * ratio / (ratio - 1) * x).sum()", "\nratio = 2 / count.clamp_min(1e-6)", "x * 0 + 0.5",
+    ),
+    "a mask whose elements are counted, and that has no neighbour": (
+        [1.0, 3.0], "mask = torch.zeros(2)\nfactor = 2 / mask.count_nonzero()\n"
+        "loss = factor * (x * mask).mean() + x.sum()",
+        "\nfactor = 2 / mask.count_nonzero().clamp_min(1e-6)", "x * 0 + 1",
+    ),
+    "a formula that the rounding of 0.05 keeps from 0 / 0": (
+        [0.05], "def rates(a, b):\n    return a / (a - b) * (torch.exp(-b) - torch.exp(-a))\n"
+        "loss = rates(x, torch.tensor(1.0) / torch.tensor(20.0)).sum()", "    a = a + 1e-6",
+        "(1 - x / 2) * torch.exp(-x)",
+    ),
+    "data that a mask leaves out": (
+        [1.0, 3.0], "data = torch.tensor([[4.0, torch.nan], [torch.inf, 2.0]])\ny = data * x\n"
+        "loss = (y * torch.eye(2)).sum()", "\ny = data.nan_to_num(0, 0, 0) * x", "torch.tensor([4.0, 2.0])",
+    ),
     "the mask of a later line": (
         [[1.0, 2.0]], "keep = torch.tensor([[0.0, 1.0]])\ny = x.masked_fill(keep == 0, -torch.inf)\n"
         "d = y - y.detach()\nloss = (d.exp() * keep).sum()",

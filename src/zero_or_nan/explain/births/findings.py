@@ -269,8 +269,14 @@ class History:
             self._births[birth] = step
 
     def calls(self) -> list[tuple[int, Call]]:
-        """The known calls, in order of time, each with the identity of its result; 0 if the result is gone."""
-        return [(0 if step.result() is None else step.key, step.call) for step in self._steps.values()]
+        """The known calls, in order of time, each with the identity of its result; 0 if the result is gone.
+
+        A call counts as recorded only if it was: its operands may have got a gradient later, by `requires_grad_`.
+        """
+        return [
+            (0 if step.result() is None else step.key, step.call._replace(is_recorded=step.node is not None))
+            for step in self._steps.values()
+        ]
 
     def order_of(self, birth: Birth) -> int:
         """The order of the derivative that was computed when a number was born: 2 for a gradient of a gradient."""

@@ -117,10 +117,17 @@ class Program:
 
     @cached_property
     def limits(self) -> Mapping[Any, tuple[Tensor, Tensor]]:
-        """Where the loss or its gradients are not finite, and their limits there, if these are known."""
+        """Where the loss or its gradients are not finite, and their limits there, if these are known.
+
+        Tensors whose elements are counted are not moved: a mask is no number that has a neighbour.
+        """
         at = self._at_limits
-        moved = () if self.exact is None else self._beside(self.exact.kept)
-        return {} if at is None else limits_of_slopes(at.slopes, moved)
+        if at is None or self.exact is None:
+            return {}
+        kinds = {key: each.dtype for key, each in self.exact.decisions.items()}
+        counts = [call for key, call in self.calls if kinds.get(key, torch.bool) is not torch.bool]
+        counted = {id(it) for call in counts for each in call.tensors() for it in (each, each._base)}
+        return limits_of_slopes(at.slopes, self._beside([each for each in self.exact.kept if id(each) not in counted]))
 
     @cached_property
     def _at_limits(self) -> Again | None:

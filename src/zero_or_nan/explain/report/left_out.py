@@ -20,9 +20,10 @@ from ...ignoring.inside import tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
-from ..program.source import expression_at, is_rebound, with_each_in
+from ..program.code import Place
+from ..program.source import closed, expression_at, is_rebound, with_each_in
 from ..program.tensors import not_finite
-from .again import Program, agree, once_more, position_of
+from .again import Change, Program, agree, once_more, position_of
 from .exact import outcome, texts_of
 from .gaps import rewritten
 from .limits import are_limits
@@ -66,6 +67,42 @@ def without_them(
                 tried = f"{', '.join(map(number, _NUMBERS))} and this line give the same gradients here"
                 return f"# what follows leaves this element out: {tried}.\n# Tried: {right.told}\n{line}", replaces
     return None
+
+
+def data_left_out(
+    place: Place, name: str, is_bad: Callable[[Tensor], bool], program: Program
+) -> tuple[str, int] | None:
+    """The line that reads data, with 0 in place of NaN and infinities in them, and its number.
+
+    None if the loss depends on the number, as far as five numbers show.
+
+    Args:
+        place, name: of the calls that read the data.
+        is_bad: whether a tensor has the NaN or infinity in question.
+        program: all known calls.
+    """
+    every = {at: call for at, (_, call) in enumerate(program.calls) if (call.place, call.name) == (place, name)}
+    pairs = (pair for call in every.values() for pair in texts_of(call))
+    tensors = ((each, text) for each, text in pairs if isinstance(each, Tensor) and each.layout is torch.strided)
+    bad = [text for each, text in tensors if is_bad(each)]
+    for text in dict.fromkeys(bad) if program.fails_again else ():
+        here = {at: {id(thing) for thing, other in texts_of(call) if other == text} for at, call in every.items()}
+        right, *others = (once_more(program, converted=_put(value, here)) for value in (0.0, *_NUMBERS, -3.0))
+        line = with_each_in([expression_at(place, name)], {text: f"{closed(text)}.nan_to_num(0, 0, 0)"})
+        if right is not None and line is not None and all(agree(each, right, _SAME) for each in others):
+            told = f"# what follows leaves out what is not finite in {text}: any number there gives the same gradients."
+            return f"{told}\n# Tried with 0: {right.told}\n{line}", place.line
+    return None
+
+
+def _put(value: float, here: Mapping[int, set[int]]) -> Callable[[int, Tensor], Change | None]:
+    """Puts a number in place of NaN and infinities, for the calls at some positions, in the tensors of an identity."""
+
+    def converted(at: int, tensor: Tensor) -> Change | None:
+        is_here = id(tensor) in here.get(at, ())
+        return (lambda data: torch.where(not_finite(data), value, data)) if is_here else None
+
+    return converted
 
 
 def masked_before(chains: Sequence[Chain], program: Program) -> tuple[str, int] | None:

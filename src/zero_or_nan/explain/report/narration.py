@@ -27,6 +27,7 @@ from ..program.rerun import extra
 from ..program.tensors import address, in_several_processes
 from .again import Program
 from .by_ignoring import BY_TRANSFORM, in_line
+from .left_out import data_left_out
 from .remedies import DIVERGENCE, MOVE, OUTSIDE, REMEDIES, address_of, remedy
 from .report import Measured, Origin, Remedy, Report
 from .rows import without_rows
@@ -186,11 +187,12 @@ class Narration:
         of_pass = is_derivative, asked, diagnosis.is_recorded
         return tried_on(chains, lambda chains: advice_on(chains, self._program(), *of_pass))
 
-    def _without_rows(self, birth: Birth, names: Names) -> Advice:
-        """What to write to leave out the rows that a birth came in with."""
-        is_bad = functools.partial(self._history.holds, birth)
+    def _of_data(self, birth: Birth, names: Names) -> Advice:
+        """What to write about data that came in with a birth: another number, or lines that leave out the rows."""
+        is_bad, program = functools.partial(self._history.holds, birth), self._program()
         with extra():
-            return without_rows(is_bad, names.frame, self._program(), birth.place.filename)
+            line = data_left_out(birth.place, birth.operator, is_bad, program)
+            return Advice(*line) if line else without_rows(is_bad, names.frame, program, birth.place.filename)
 
     def _program(self) -> Program:
         return Program(self._history.calls(), self._history.loss, self._places.callers)
@@ -258,7 +260,7 @@ class Narration:
             if advice is NOTHING_TRIED and is_data:  # a weight, or the error of a measurement
                 advice = tried_on(self._history.comparison(birth, is_pointwise), advise)
             if not advice.remedy and is_data:
-                found = self._without_rows(birth, names)
+                found = self._of_data(birth, names)
                 advice = found._replace(situation=advice.situation) if found.remedy else advice
             if not advice.remedy and verdict.kind == "contaminated" and verdict.fixed:
                 at_gap = functools.partial(advice_at_gap, program=self._program())

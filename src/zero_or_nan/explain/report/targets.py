@@ -15,6 +15,7 @@ import linecache
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from ..births.chain import Chain
 from ..program.source import can_come_before, closed, expression_at, free_name, reads, with_each, without_index
 from ..program.tensors import are_finite
 from .again import Program
-from .exact import CLOSE, outcome, texts_of
+from .exact import CLOSE, Outcome, outcome, texts_of
 from .limits import ordinary
 from .trial import NOTHING_TRIED, Advice
 
@@ -110,19 +111,61 @@ def _detached(end: Chain, chains: Sequence[Chain]) -> Advice:
 
 
 def _known(end: Chain, chains: Sequence[Chain], right: Tensor | None) -> Advice:
-    """The line with the known elements or rows of the target, and of all that is compared with it."""
+    """The line with the known elements of the target, and of all that is compared with it, or else the known rows.
+
+    Rows that are known in part stay, if each element has a loss of its own.
+    """
     results = {key for key, (_, call) in end.made.items() if any(call.is_again(chain.call) for chain in chains)}
     line = _line(end, chains)
     why = '# if NaN in {} means "not measured": line {} without it, on both sides.'
-    for part in (_Part(end, line[-1:]), _Part(end, line)):  # what stays in the line as it is has the least surprises
-        gaps = part.target.isnan()
-        for written, known in (("~{}.isnan()", ~gaps), ("~{}.isnan().any(-1)", ~gaps.any(-1))):
+    for written in ("~{}.isnan()", "~{}.isnan().any(-1)"):
+        is_row = written.endswith("(-1)")
+        if is_row and (found := _without_a_loss(_Part(end, line[-1:]), right)).remedy:
+            return found
+        for part in (_Part(end, line[-1:]), _Part(end, line)):  # what stays in the line has the least surprises
+            gaps = part.target.isnan()
+            known = ~gaps.any(-1) if is_row else ~gaps
             value = _tried(part, results, known, right) if known.dim() else None
             if value is not None:
                 found = part.written(why, value, dict.fromkeys(part.alike, "{0}[{2}]"), written)
                 if found.remedy:
                     return found
     return _NOT_TRIED
+
+
+def _without_a_loss(part: _Part, right: Tensor | None) -> Advice:
+    """The line with a loss of 0 where the target is NaN, if rows are known in part, and the loss is a sum.
+
+    It is a sum if it has the same value in two parts, each with 0 for the elements of the other. A mean would count the
+    elements without a loss.
+    """
+    gaps = part.target.isnan()
+    is_partly = bool((gaps.any(-1) != gaps.all(-1)).any())
+    if right is not None or not is_partly or any(call.name == "mean" for call in part.chain.calls()):
+        return _NOT_TRIED
+    filled = {id(part.target): part.target.nan_to_num(0)}
+
+    def loss_of(keep: Tensor) -> Outcome:
+        def masked(each: Call) -> Call:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                result = each.func(*args, **kwargs)
+                return torch.where(keep, result, 0) if result.shape == keep.shape else result * torch.nan
+
+            return each._replace(func=run) if each.is_again(part.call) else each
+
+        return outcome(part.chain.with_calls(masked).run(given=filled))
+
+    is_even = torch.arange(gaps.numel(), device=gaps.device).reshape(gaps.shape) % 2 == 0
+    found, even, odd = (loss_of(~gaps & each) for each in (is_even | ~is_even, is_even, ~is_even))
+    if (
+        found.value.numel() != 1
+        or not are_finite(found.parts)
+        or not torch.isclose(even.value + odd.value, found.value, rtol=1e-4)
+    ):
+        return _NOT_TRIED
+    why = '# if NaN in {} means "not measured": line {} with a loss of 0 there.'
+    codes = {id(part.target): "torch.where({2}, {0}, 0)"}
+    return part.written(why, float(found.value), codes, "~{}.isnan()", around="torch.where({1}, {0}, 0)")
 
 
 def _tried(part: _Part, results: set[int], known: Tensor, right: Tensor | None) -> float | None:
@@ -201,7 +244,12 @@ class _Part:
 
         return self.chain.with_calls(plain) if len(self._calls) == 1 else self.chain
 
-    def written(self, why: str, value: float, codes: Mapping[int, str], known: str = "") -> Advice:
+    @property
+    def call(self) -> Call:
+        """The last of these calls."""
+        return self._calls[-1]
+
+    def written(self, why: str, value: float, codes: Mapping[int, str], known: str = "", around: str = "{0}") -> Advice:
         """The line with other code for some operands; of one call, no other is changed.
 
         Args:
@@ -210,8 +258,10 @@ class _Part:
             codes: the code, by the identity of a tensor, with `{0}` for its own, `{1}` for the target, and
                 `{2}` for the name of what is known.
             known: what has this name, with `{}` for the target.
+            around: the code around the line, or around the call if it is one, with `{0}` for it, and `{1}` for the name
+                of what is known.
         """
-        place, name = self._calls[-1].place, self._calls[-1].name
+        place, name = self.call.place, self.call.name
         expression = expression_at(place, name)
         pairs = [(text, id(thing)) for call in self._calls for thing, text in texts_of(call) if id(thing) in self.alike]
         texts = dict(pairs)
@@ -238,7 +288,7 @@ class _Part:
             after = "" if selection is None else without_index(selection, expression.end)
         if changed is None or not after and self._selection is not None:
             return _NOT_TRIED
-        lines.append(f"{before}{changed}{after}")
+        lines.append(f"{before}{around.format(changed, which)}{after}")
         tried = f"# Tried on your numbers: value {number(value)}, and finite gradients"
         remedy = "\n".join([why.format(name, place.line), tried, *lines])
         return _NOT_TRIED._replace(remedy=remedy, replaces=place.line)

@@ -57,6 +57,9 @@ _SECONDS = 3.0
 _ORDINARY = 2
 """How often ordinary numbers are drawn."""
 
+_LARGE = 1e3
+"""A factor that makes a number much larger, and the least number that may be the rest of an infinity."""
+
 _COARSE = 5e-3
 """The relative error of a loss in a 16-bit dtype from which on other ways are tried."""
 
@@ -444,7 +447,7 @@ def _has_limits(near: Sequence[Chain], rewrite: Rewrite, call: Call, program: Pr
     if is_known and program.at_limits is not None:
         return True
     if any(_is_open(later, call) for later in near):
-        return False
+        return is_first and _tends_to_a_limit(rewrite, call, program)
     pairs = () if is_known else ((later, _with_rewrite(later, rewrite, call)) for later in near)
     return all(changed is None or have_limits(later, changed) for later, changed in pairs)
 
@@ -461,6 +464,23 @@ def _is_open(later: Chain, call: Call) -> bool:
     finite = [each for each in operands if are_finite(each)]
     is_by_0 = later.call.name == "mul" and all(id(each) in later.wanted for each in finite)
     return len(operands) > 1 and (not finite or is_by_0) and bool(later.run().result.isnan().any())
+
+
+def _tends_to_a_limit(rewrite: Rewrite, call: Call, program: Program) -> bool:
+    """Whether the loss hardly depends on how large the number is that a rewrite gives in place of an infinity."""
+    at = position_of(call, program.calls)
+    chain = None if at is None else _with_rewrite(Chain(program.calls[at][1], program.made), rewrite, call)
+    infinite = Chain(call).run().result.isinf()
+    if at is None or chain is None or bool((chain.run().result[infinite].abs() < _LARGE).any()):
+        return False
+
+    def larger(*args: Any, **kwargs: Any) -> Tensor:
+        result = chain.call.func(*args, **kwargs)
+        return torch.where(infinite, _LARGE * result, result)
+
+    ways = chain.call, chain.call._replace(func=larger)
+    one, other = (once_more(program, dtype=torch.float64, changed={at: each}) for each in ways)
+    return agree(other, one, 1e-3)
 
 
 def _is_unknown(program: Program) -> bool:
@@ -530,10 +550,10 @@ def _runs(rewrite: Rewrite, chain: Chain) -> bool:
 
 
 def _is_near(after: Outcome, program: Outcome) -> bool:
-    """Whether a rewrite gives what the program gives, where that gives numbers. Both are in float64."""
+    """Whether a rewrite gives what the program gives, where that gives numbers. Both are in float64, or of integers."""
     for now, was in zip(after.parts, program.parts, strict=True):
         known = torch.isfinite(was)
-        if not torch.allclose(now[known], was[known], rtol=1e-7, atol=1e-9):
+        if not torch.allclose(now[known].to(was.dtype), was[known], rtol=1e-7, atol=1e-9):
             return False
     return True
 
