@@ -183,9 +183,25 @@ if (report) {
   addEventListener("hashchange", place);
 }
 
+// Where code has no room, a line continues further to the right than it begins, so that it doesn't look like two lines.
+const isNarrow = matchMedia("(max-width: 40rem)");
+
+function hang() {
+  if (!isNarrow.matches) return;
+  isNarrow.removeEventListener("change", hang);
+  for (const pre of document.querySelectorAll(".cell_input pre, div[class*=highlight-] pre")) {
+    const lines = pre.innerHTML.split(/(?<=\n)/); // Pygments ends every tag in its line
+    const begins = pre.textContent.split(/(?<=\n)/).map((line) => line.search(/\S|$/));
+    pre.innerHTML = lines.map((line, at) => `<span class="line" style="--begin: ${begins[at]}ch">${line}</span>`).join("");
+  }
+}
+
+isNarrow.addEventListener("change", hang);
+hang();
+
 // The text to copy from a block. From a session at a prompt, only the commands are copied.
 function copied(pre) {
-  if (!pre.querySelector(".gp")) return pre.innerText;
+  if (!pre.querySelector(".gp")) return pre.textContent;
   const commands = pre.cloneNode(true);
   for (const part of commands.querySelectorAll(".gp, .go")) part.remove();
   return commands.textContent.replace(/\n{2,}/g, "\n").trim() + "\n";
