@@ -380,3 +380,21 @@ def test_no_kind_of_element_looks_like_a_link_or_a_spelling_mistake_and_each_has
     }
     bold, plain = ["none", "700", "none"], ["none", "400", "none"]
     assert looks == {"nan": bold, "inf": bold, "zero": plain, "masked": ["none", "400", "dashed"], "finite": plain}
+
+
+def test_on_a_phone_a_line_of_code_goes_on_further_to_the_right_and_its_text_stays_the_same(visit, phone):
+    codes = []
+    for tab in (visit, phone):
+        tab.open("chapters/where-over-exp.html")
+        codes.append(tab.page.locator(".cell_input pre").all_text_contents())
+    assert codes[0] == codes[1]
+    assert not visit.page.locator(".line").count()
+    left = """lines => lines.map((line) => {
+        const range = document.createRange();
+        range.selectNodeContents(line);
+        const boxes = [...range.getClientRects()].filter((box) => box.width);
+        const [first] = boxes;
+        return boxes.filter((box) => box.top > first.bottom).map((box) => box.left - first.left);
+    })"""
+    wrapped = [found for found in phone.page.locator(".cell_input .line").evaluate_all(left) if found]
+    assert wrapped and min(min(found) for found in wrapped) > 10
