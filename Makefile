@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test test-fast test-whole browser notebooks record serve picture costs attention compiled gpu fixed masked honesty explained first-look penguins probe processors remedies setups colab twice coverage mutants matrix jax lint pins audit clean
+.PHONY: help book check test test-fast test-whole browser notebooks record serve picture costs attention compiled gpu fixed masked honesty explained first-look penguins probe processors remedies setups colab twice coverage matrix jax lint pins audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -110,9 +110,6 @@ jax: $(BIN)/.ready  ## run the programs of the boxes In JAX with JAX; write thei
 
 coverage: $(BIN)/.ready  ## run all tests, and report the statements and branches that they do not reach; pages in _build/coverage/html
 	$(PYTEST) --cov --cov-report=term --cov-report=html
-
-mutants: $(BIN)/.ready  ## change COUNT=40 places in the code (or only below IN=src/helpers), and check whether the tests notice (SEED=7 repeats a run); write results/measured/
-	$(RUN) mutants $(IN) $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 lint: $(BIN)/.ready  ## check style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy --num-workers $(JOBS)

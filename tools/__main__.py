@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "check", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
-MEASURES = """attention compiled costs explained first-look fixed honesty masked mutants on-gpu penguins
+MEASURES = """attention compiled costs explained first-look fixed honesty masked on-gpu penguins
     probe remedies setups""".split()
 VERSIONS = ("jax", "library-tests", "matrix")
 COMMANDS = {
@@ -34,7 +34,6 @@ OF_SOME = {
     "matrix": "versions of PyTorch",
     **dict.fromkeys("costs first-look fixed honesty probe setups".split(), "what to measure"),
     "compiled": "backends of torch.compile, and layers or losses",
-    "mutants": "files and folders of code",
 }
 """Commands that take names. Without names, such a command works on everything. An unknown name is an error."""
 
@@ -50,14 +49,9 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=int, default=120, help="the most seconds that one cell may run (default: 120)"
     )
-    parser.add_argument("--count", type=int, help="only for mutants: how many to draw (default: 40)")
-    parser.add_argument("--seed", type=int, help="only for mutants: the number that an earlier run printed")
     options = parser.parse_args()
     if options.names and options.command not in OF_SOME:
         parser.error(f"{options.command} takes no names; only these commands do: {', '.join(OF_SOME)}")
-    options.numbers = {name: vars(options)[name] for name in ("count", "seed") if vars(options)[name] is not None}
-    if options.numbers and (options.command != "mutants" or min(options.numbers.values()) < 1):
-        parser.error("--count and --seed work only with mutants, and must be at least 1")
     from .project import Problem, Project
 
     try:
@@ -75,7 +69,7 @@ def _run(options: argparse.Namespace, project: Project) -> int:
 
         return int(getattr(Build(project, options.timeout), name)(*options.names))
     module = importlib.import_module(COMMANDS[options.command], __package__)
-    return int(getattr(module, name)(project, *options.names, **options.numbers) or 0)
+    return int(getattr(module, name)(project, *options.names) or 0)
 
 
 def _interrupt(*_: object) -> None:

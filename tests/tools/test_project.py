@@ -82,8 +82,6 @@ def test_every_edit_of_a_record_is_noticed_and_the_command_that_writes_it_is_nam
     ("arguments", "told"),
     [
         (["book", "one"], "book takes no names"),
-        (["costs", "--count", "3"], "--count and --seed work only with mutants, and must be at least 1"),
-        (["mutants", "--seed", "0"], "--count and --seed work only with mutants, and must be at least 1"),
     ],
 )
 def test_a_wrong_command_is_refused_with_the_usage(monkeypatch, capsys, arguments, told):
