@@ -207,7 +207,7 @@ MOVES = {
     "masked_fill": ("0 if mask else grad",),
     "relu": ("grad if result > 0 else 0",),
     "sum": ("grad, for every element",),
-    "nansum": ("grad if not isnan(self) else 0",),
+    "nansum": ("grad × (not isnan(self))",),
     "index": ("grad where picked, else 0",),
     "slice": ("grad in the slice, else 0",),
     "select": ("grad at index {index}, else 0",),

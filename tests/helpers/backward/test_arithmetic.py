@@ -64,7 +64,7 @@ MOVES = [
     ("masked_fill", 0, "0 if mask else grad", lambda a, b: a.masked_fill(a > 0, 1)),
     ("relu", 0, "grad if result > 0 else 0", lambda a, b: a.relu()),
     ("sum", 0, "grad, for every element", lambda a, b: a.sum()),
-    ("nansum", 0, "grad if not isnan(self) else 0", lambda a, b: a.nansum()),
+    ("nansum", 0, "grad × (not isnan(self))", lambda a, b: a.nansum()),
     ("index", 0, "grad where picked, else 0", lambda a, b: a[torch.tensor([2, 0, 2])]),
     ("slice", 0, "grad in the slice, else 0", lambda a, b: a[1:]),
     ("select", 0, "grad at index -1, else 0", lambda a, b: a[-1]),

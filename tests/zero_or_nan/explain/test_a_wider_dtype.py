@@ -120,3 +120,18 @@ def test_a_number_that_many_steps_lose_is_found_in_float64(program):
     (origin,) = program.origins([1e-2], f"{lines}loss = forward(x)")
     assert "@in_float64()\ndef forward(t):" in origin.remedy
     torch.testing.assert_close(program.paste(origin)["x"].grad, torch.tensor([4e3]))
+
+
+def test_a_program_without_a_backward_pass_is_tried(program):
+    lines = "def size(t):\n    return (t * t).mean().sqrt()\nwith torch.no_grad():\n    loss = size(x)  # no backward"
+    (origin,) = program.origins([300.0, 200.0], lines, "float16")
+    assert "@in_float32()\ndef size(t):" in origin.remedy and "the loss is 254.951" in origin.remedy
+    torch.testing.assert_close(program.paste(origin)["loss"].item(), 255.0)  # in float16
+
+
+def test_a_number_that_a_conversion_lost_is_found_before_it(program):
+    lines = "def scaled(t):\n    return (t * 1e-6).half().float().log()\nloss = scaled(x).sum()"
+    (origin,) = program.origins([1e-3], lines)
+    assert "half in line 5 is 1e-9, which is too small for float16" in origin.exact
+    assert "@in_float64()\ndef scaled(t):" in origin.remedy
+    torch.testing.assert_close(program.paste(origin)["x"].grad, torch.tensor([1e3]))

@@ -28,6 +28,9 @@ from .call import Call
 DEPTH = 12
 """The largest number of calls before the last call that run again."""
 
+NARROWS = "float", "half", "bfloat16"
+"""Methods that convert to a dtype. In another dtype, they round nothing."""
+
 _NO_MODE = nullcontext()
 
 
@@ -113,6 +116,8 @@ class Chain:
             return dtype if isinstance(thing, torch.dtype) and dtype is not None and thing.is_floating_point else thing
 
         args, kwargs = tree_map(computed, (tuple(call.args), dict(call.kwargs)))
+        if dtype is not None and call.name in NARROWS and isinstance(args[0], Tensor):
+            return args[0].to(dtype)  # of bools, too
         result = call.again(args, kwargs) if dtype is None else call.run(args, kwargs)
         return in_dtype(dtype, result) if isinstance(result, Tensor) else result  # it may have been made from no tensor
 

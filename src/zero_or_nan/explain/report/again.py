@@ -15,7 +15,7 @@ from torch import Tensor
 from ...ignoring.inside import tree_leaves, tree_map, tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
-from ..births.chain import in_dtype, view_like
+from ..births.chain import NARROWS, in_dtype, view_like
 from ..program.code import Callers
 from ..program.rerun import on_copies, without_side_effects
 from ..program.tensors import node_of
@@ -213,8 +213,8 @@ def once_more(
 ) -> Again | None:
     """The loss and its gradients after an incoming tensor or a call is replaced; None if a call fails with it.
 
-    A call runs again if it is changed, or if one of its operands has changed or has a gradient. The results of the
-    other calls are used unchanged.
+    A call runs again if it is changed, or if one of its operands has changed or has a gradient, and if there was no
+    backward pass. The results of the other calls are used unchanged.
 
     Args:
         program: the calls that run again.
@@ -228,7 +228,7 @@ def once_more(
     """
     if program.loss is None:
         return None
-    run = _Run(take, dtype, noise, program.writes, only is not None, narrows)
+    run = _Run(take, dtype, noise, program.writes, only is not None, narrows, not program.loss)
     try:
         with without_side_effects():
             for at, (key, call) in enumerate(program.calls):
@@ -249,9 +249,10 @@ class _Run:
         writes: Counter[int],
         is_partly: bool,
         narrows: bool,
+        is_all: bool,
     ) -> None:
         self._take, self._dtype, self._noise, self._writes = take, dtype, noise, writes
-        self._is_partly, self._narrows = is_partly, narrows
+        self._is_partly, self._narrows, self._is_all = is_partly, narrows, is_all
         self._generator = torch.Generator().manual_seed(0)
         self._made: dict[int, Tensor] = {}
         self._came: dict[int, Tensor] = {}
@@ -283,7 +284,7 @@ class _Run:
         if dtype is not None:
             args, kwargs = tree_map(self._of_dtype, (args, kwargs))
         with torch.set_grad_enabled(call.is_recorded):
-            if dtype is not None and call.name in ("float", "half", "bfloat16") and not self._narrows:
+            if dtype is not None and call.name in NARROWS and not self._narrows:
                 result = args[0].to(dtype)
             else:
                 result = (call.again if dtype is None else call.run)(args, kwargs)
@@ -333,7 +334,7 @@ class _Run:
         """
         if call.plan.numerics.draws == "data":
             return False
-        if any(map(self._is_new, call.tensors())):
+        if self._is_all or any(map(self._is_new, call.tensors())):
             return True
         if self._dtype is None or call.name not in ("half", "to"):
             return False
