@@ -135,3 +135,9 @@ def test_a_number_that_a_conversion_lost_is_found_before_it(program):
     assert "half in line 5 is 1e-9, which is too small for float16" in origin.exact
     assert "@in_float64()\ndef scaled(t):" in origin.remedy
     torch.testing.assert_close(program.paste(origin)["x"].grad, torch.tensor([1e3]))
+
+
+@pytest.mark.parametrize("lines", ["loss = size(x)", "with torch.no_grad(): loss = size(x)  # no backward"])
+def test_a_function_whose_result_would_be_infinite_again_gets_no_decorator(program, lines):
+    (origin,) = program.origins([100.0], f"def size(t):\n    return t.exp().sum()\n{lines}")
+    assert origin.exact and "@in_float64" not in origin.remedy

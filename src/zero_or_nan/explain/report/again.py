@@ -68,6 +68,11 @@ class Program:
         return {}
 
     @cached_property
+    def again(self) -> Again | None:
+        """The results of the calls, which run once more as they are."""
+        return once_more(self)
+
+    @cached_property
     def fails_again(self) -> bool:
         """Whether the calls can run again with the same results, and the loss or a gradient is again not finite.
 
@@ -75,8 +80,7 @@ class Program:
         """
         if sum(each.numel() for _, call in self.calls for each in call.tensors()) > MOST_NUMBERS:
             return False
-        found = once_more(self)
-        return found is not None and found.is_alike and not found.outcome.is_finite
+        return self.again is not None and self.again.is_alike and not self.again.outcome.is_finite
 
     @cached_property
     def exact(self) -> Again | None:

@@ -113,7 +113,11 @@ def _told(dtype: torch.dtype, code: CodeType, chains: Sequence[Chain], program: 
     if program.right is not None:
         inside = inside_of(code, program)
         found = None if inside is None else in_dtype(dtype, program, inside)
-        return program.right.told if agree(found, program.right, _NEAR, _ROUNDING) else ""
+        if found is None or program.again is None or not agree(found, program.right, _NEAR, _ROUNDING):
+            return ""
+        stays_wide = code.co_name == "<module>"
+        fits = stays_wide or are_finite(found.outcome.value.to(program.again.outcome.value.dtype))
+        return program.right.told if fits else ""
     if program.exact is not None:
         return ""  # it has no exact loss
     for chain in reversed(chains[-_AFTER:]):
@@ -172,7 +176,7 @@ def in_dtype(
         program: all known calls.
         converted: as in `once_more`.
     """
-    plain, found = once_more(program), once_more(program, converted=converted, dtype=dtype, only=inside)
+    plain, found = program.again, once_more(program, converted=converted, dtype=dtype, only=inside)
     if plain is None or found is None:
         return None
     read = {id(each) for _, call in program.calls for each in call.tensors()}
