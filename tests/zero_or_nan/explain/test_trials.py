@@ -215,6 +215,23 @@ WRITTEN = {
         [1.0, 3.0], "data = torch.tensor([[4.0, torch.nan], [torch.inf, 2.0]])\ny = data * x\n"
         "loss = (y * torch.eye(2)).sum()", "\ny = data.nan_to_num(0, 0, 0) * x", "torch.tensor([4.0, 2.0])",
     ),
+    "tokens that both distributions leave out": (
+        [0.5, 2.0, 1.0], "out = torch.tensor([False, False, True])\nq = torch.tensor([1.0, 0.0, 0.0])\n"
+        "q = q.masked_fill(out, -torch.inf).log_softmax(0)\np = x.masked_fill(out, -torch.inf).log_softmax(0)\n"
+        "loss = F.kl_div(p, q, reduction='sum', log_target=True)",
+        "\nloss = F.kl_div(torch.where(q == -torch.inf, 0, p), torch.where(q == -torch.inf, 0, q), reduction=",
+        "torch.tensor([-0.548633, 0.548633, 0.0])",
+    ),
+    "an infinity that fills a new tensor": (
+        [0.5, 2.0], "y = torch.full((3,), -torch.inf)\ny[:2] = x\n"
+        "e = F.binary_cross_entropy_with_logits(y, torch.zeros(3), reduction='none')\n"
+        "loss = (e * torch.tensor([1.0, 1.0, 0.0])).sum()", "\ny = torch.full((3,), -1e9)", "x.sigmoid()",
+    ),
+    "a limit by an argument that was computed": (
+        [0.5, 2.0], "def to_grid(points, ratio):\n    return points / ratio * ratio\n"
+        "ratio = torch.tensor([0, 2]).float() / 2\nloss = to_grid(x**2, ratio).sum()",
+        "    ratio = ratio + 1e-6", "2 * x",
+    ),
     "the mask of a later line": (
         [[1.0, 2.0]], "keep = torch.tensor([[0.0, 1.0]])\ny = x.masked_fill(keep == 0, -torch.inf)\n"
         "d = y - y.detach()\nloss = (d.exp() * keep).sum()",

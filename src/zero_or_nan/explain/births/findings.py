@@ -180,7 +180,8 @@ class History:
         """Keep a call that computed a new tensor."""
         tensors = call.tensors()
         size = _bytes_of(tensors)
-        if not tensors or size > MOST_BYTES // 8 or result.is_inference():
+        is_needed = tensors or call.infinite_number() is not None  # another number may take the place of an infinity
+        if not is_needed or size > MOST_BYTES // 8 or result.is_inference():
             return
         if any(result is tensor for tensor in tensors):
             return

@@ -276,7 +276,7 @@ class _Run:
             if self._is_partly and dtype is None:
                 return value.to(tensor.dtype)
             if self._is_partly and id(tensor) in self._made:
-                return in_dtype(dtype, value)
+                return in_dtype(dtype, value) if change is None else change(in_dtype(dtype, value))
             if change is None and not self._is_partly:
                 return value
             if id(tensor) not in self._changed:  # a sum of its gradients must not be rounded once for each call

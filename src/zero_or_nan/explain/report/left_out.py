@@ -187,7 +187,8 @@ def with_large_numbers(failed: Call, program: Program) -> tuple[str, int] | None
         infinity = call.infinite_number()
         if infinity is None or math.isnan(infinity) or call.place.filename != failed.place.filename:
             continue
-        large = math.copysign(_LARGE.get(call.tensors()[0].dtype, 1e9), infinity)
+        dtypes = [each.dtype for each in call.tensors()] or [call.kwargs.get("dtype")]
+        large = math.copysign(_LARGE.get(dtypes[0], 1e9), infinity)
         every = {at: each for at, (_, each) in enumerate(program.calls) if each.is_again(call)}  # the line is for all
         right = once_more(program, changed={at: _with_one(each, infinity, large) for at, each in every.items()})
         several = {at: _with_several(each, large) for at, each in every.items()}

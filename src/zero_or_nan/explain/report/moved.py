@@ -68,7 +68,7 @@ def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int
     limits = None if has_masks else program.at_limits
     place = failed.call.place
     for code in dict.fromkeys(each for call in failed.calls() for each in reversed(around(call, program))):
-        node = function_of(code, place) if limits is not None else None
+        node = function_of(code, place)
         body = [] if node is None else node.body[ast.get_docstring(node) is not None :]
         last = body[0].lineno - 1 if body else 0
         if node is None or last < node.lineno:
@@ -79,8 +79,12 @@ def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int
         for (form, by), names in itertools.product(_MOVES.items(), [*alone, [*given]]):
             moved = {id(it) for name in names for each in given[name] for it in (each, each._base) if it is not None}
             there, back = (_run(program, inside, moved, by, step) for step in (_STEP, -_STEP))
-            is_end = back is not None and bool(back.outcome.value.isnan().any())
-            if names and there is not None and agree(there, limits, _NEAR) and (agree(back, limits, _NEAR) or is_end):
+            is_end = limits is not None and back is not None and bool(back.outcome.value.isnan().any())
+            known = limits or there
+            others = [] if limits is not None else [(_noise, _STEP), (_noise, -_STEP), (by, 100 * _STEP)]
+            is_limit = agree(there, known, _NEAR) and (agree(back, known, _NEAR) or is_end)
+            is_limit = is_limit and all(agree(_run(program, inside, moved, *each), known, _NEAR) for each in others)
+            if names and there is not None and is_limit:
                 first = first_line(node)
                 lines = "".join(linecache.getline(place.filename, at) for at in range(first, last + 1))
                 head = decorated(textwrap.dedent(lines).rstrip(), "float64")
@@ -94,8 +98,10 @@ def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int
 def _run(program: Program, inside: Collection[int], moved: Collection[int], by: Change, step: float) -> Again | None:
     """What the program gives if some tensors are moved for some of its calls, which run in float64."""
 
+    made = {program.calls[at][0] for at in inside}  # a view that was made inside is of what has been moved
+
     def change(at: int, tensor: Tensor) -> Change | None:
-        is_moved = at in inside and not {id(tensor), id(tensor._base)}.isdisjoint(moved)
+        is_moved = at in inside and id(tensor) not in made and not {id(tensor), id(tensor._base)}.isdisjoint(moved)
         return (lambda argument: argument + step * by(argument.detach())) if is_moved else None
 
     return in_dtype(torch.float64, program, inside, change)

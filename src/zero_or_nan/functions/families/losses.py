@@ -92,6 +92,12 @@ rewrite(
     "F.kl_div(x, p.clamp_min(0), reduction=r)",
     "a negative target counts as 0",
 )
+_OUT = "torch.where(p == -torch.inf, 0, {})"
+rewrite(
+    "kl_div(x, p, reduction=r, log_target=f)",
+    f"F.kl_div({_OUT.format('x')}, {_OUT.format('p')}, reduction=r, log_target=f)",
+    "a target of -inf, whose share is 0, counts as 0",
+)
 rewrite(
     "poisson_nll_loss(x, target, log_input=f, reduction=r)",
     "F.poisson_nll_loss(x.clamp_min(1e-8), target, log_input=f, reduction=r)",
