@@ -60,3 +60,30 @@ def test_the_rows_are_left_out_where_the_variables_have_their_values(program, na
 def test_what_does_not_run_without_the_rows_gets_advice(program, name):
     origin, *_ = program.origins([0.5, -1.0], TABLE + OTHERS[name])
     assert origin.replaces is None and "kept" not in origin.remedy, origin
+
+
+# By name: lines that read data with NaN, and in which 0 is not as good as another number.
+READ_OTHERWISE = {
+    "a mean of the data": "z = (data - data.nanmean(0)) * x",
+    "a clamp": "z = data.clamp(3, 8) * x + 0 * x",
+    "the smallest of the results": "z = data * x\nz = z + z.nan_to_num(9).min(0, keepdim=True).values",
+    "a sample that depends on the results": "z = data * x\nz = z + torch.bernoulli((z == z) * 0.5)",
+    "small numbers beside large ones": "z = data * x * torch.tensor([1e6, 1.0])\nmask[1, 1] = 1",
+}
+
+
+@pytest.mark.parametrize("name", READ_OTHERWISE)
+def test_data_that_are_read_otherwise_are_not_left_out(program, name):
+    before = "data = torch.tensor([[4.0, 5.0], [6.0, torch.nan], [7.0, 5.5]])\nmask = data.isfinite().float()\n"
+    lines = f"{before}{READ_OTHERWISE[name]}\nloss = (z{'' if name == 'a clamp' else ' * mask'}).sum()"
+    remedies = [origin.remedy for origin in program.origins([1.0, 2.0], lines)]
+    assert remedies and not any("nan_to_num(0, 0, 0)" in remedy for remedy in remedies), remedies
+
+
+def test_data_that_a_mask_leaves_out_after_a_buffer_has_its_gradient(program):
+    before = "data = torch.tensor([[1.0, 2.0], [torch.nan, torch.nan]])\nlength = torch.empty(2)\n"
+    lines = (
+        f"{before}q = data * x\nlength[:] = q.square().sum(1).sqrt()\nloss = (length * torch.tensor([1.0, 0.0])).sum()"
+    )
+    (origin, *_) = program.origins([1.0, 2.0], lines)
+    assert "nan_to_num(0, 0, 0)" not in origin.remedy, origin.remedy

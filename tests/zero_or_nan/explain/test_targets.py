@@ -90,3 +90,33 @@ def test_each_origin_of_a_program_has_its_own_line_and_number(program):
     assert found == ["one = F.mse_loss(p[known], y[known])", "loss = one + F.l1_loss(p[known], t[known])"]
     _, origin = program.origins([100.0, 1.0], "y = x.exp() * 2\nz = y * 3e38\nz.sum().backward()")
     assert origin.exact == "and its exact value is 1.63097e39: float32 ends at 3.4e38", "not of the other element"
+
+
+# By name: losses that are no sums over the elements, or not only.
+NO_SUMS = {
+    "a mean by another name": "e = p - y\nloss = F.mse_loss(e, torch.zeros(3, 2))",
+    "a share for each element, which is 0 now": "s = 0 * x.sum()\nd = p - y\nloss = (d ** 2 / s.exp() + s).sum()",
+    "one column is missing": (
+        "y[:, 1] = torch.nan\ny = torch.cat([y, y.new_tensor([[1.0, 2.0]])])\np = p[[0, 1, 2, 0]]\nd = p - y\n"
+        "loss = d.var()"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_SUMS)
+def test_a_loss_of_0_is_no_remedy_if_the_loss_is_no_sum(program, name):
+    before = "y = torch.tensor([[1.0, torch.nan], [2.0, 3.0], [0.5, 1.5]])\np = torch.stack([x, x], 1)\n"
+    (origin, *_) = program.origins([0.1, 0.2, 0.3], before + NO_SUMS[name])
+    assert "with a loss of 0" not in origin.remedy, origin.remedy
+
+
+def test_a_line_is_not_written_if_another_call_of_it_has_no_known_target(program):
+    lines = "loss = 0\nfor p, y in zip(x.view(2, 2), torch.tensor([[1.0, torch.nan], [torch.nan, torch.nan]])):\n"
+    (origin, *_) = program.origins(NUMBERS, f"{lines}    loss = loss + F.mse_loss(p * 1, y)")
+    assert origin.replaces is None
+
+
+def test_rows_are_not_left_out_if_none_is_left(program):
+    lines = "y = torch.tensor([[1.0, torch.nan], [torch.nan, 0.0]])\nq = x.view(2, 2) * 1\n"
+    lines += "loss = F.binary_cross_entropy_with_logits(q, y, pos_weight=torch.tensor([1.0, 2.0]), reduction='sum')"
+    assert "any(-1)" not in program.origins(NUMBERS, lines)[0].remedy

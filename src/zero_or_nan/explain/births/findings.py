@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 _MOST_UNCONSUMED = 1000
 
-MOST_CALLS, MOST_BYTES = 10_000, 1 << 28
+MOST_CALLS, MOST_BYTES = 16_000, 1 << 28
 """The largest number of calls that are kept, and the largest size of their operands."""
 
 _MOST_KEPT, _MOST_BYTES_KEPT = 20, 1 << 16
@@ -162,6 +162,7 @@ class History:
     """The last calls of a block, by their number, by the identity of their results, and by the results' nodes.
 
     Attributes:
+        count: how many calls were kept, also those that are forgotten.
         loss: the identity of the loss of the pass that is explained; 0 if no pass has used the calls, None if it is
             unknown.
     """
@@ -173,7 +174,7 @@ class History:
         self._by_node: dict[Any, Step] = {}
         self._births: WeakKeyDictionary[Birth, Step] = WeakKeyDictionary()
         self._kept: WeakKeyDictionary[Birth, list[Chain]] = WeakKeyDictionary()
-        self._bytes = self._count = 0
+        self._bytes = self.count = 0
         self.loss: int | None = 0
 
     def note(self, call: Call, result: Tensor, node: Any) -> None:
@@ -203,9 +204,9 @@ class History:
             self._keep(Step(call, weakref.ref(tensors[0]), None, size, is_formula=False))
 
     def _keep(self, step: Step) -> None:
-        self._count += 1
-        self._steps[self._count] = step
-        self._numbers[step.key] = self._count
+        self.count += 1
+        self._steps[self.count] = step
+        self._numbers[step.key] = self.count
         self._bytes += step.size
         node = step.node
         if node is not None:
@@ -214,14 +215,12 @@ class History:
             self._drop(next(iter(self._steps)))
 
     def note_results(self, call: Call, result: Any) -> None:
-        """Keep a call that computes, if its result is one tensor, or vectors that are not unique for equal values."""
-        known = call.plan.numerics  # `plan` would keep the tensors that the functions below hold
-        calls = [(call, result)] if type(result) is Tensor and known.makes in ("numbers", "no graph") else []
-        if known.is_open and not calls:
-            calls = [
-                (call._replace(func=lambda *args, at=at, **more: call.func(*args, **more)[at]), tensor)
-                for at, tensor in enumerate(tensors_in(result))
-            ]
+        """Keep a call that computes. Of several results, each has a call of its own."""
+        if call.plan.numerics.makes not in ("numbers", "no graph"):
+            return
+        calls = [(call, result)] if type(result) is Tensor else []
+        if isinstance(result, (tuple, list)) and all(type(each) is Tensor for each in result):
+            calls = [(call._replace(func=_One(call.func, at)), tensor) for at, tensor in enumerate(result)]
         for each, tensor in calls:
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 size = _bytes_of(each.tensors())  # a mask changes with the numbers that it is of
@@ -274,10 +273,11 @@ class History:
 
         A call counts as recorded only if it was: its operands may have got a gradient later, by `requires_grad_`.
         """
-        return [
-            (0 if step.result() is None else step.key, step.call._replace(is_recorded=step.node is not None))
-            for step in self._steps.values()
-        ]
+        calls = []
+        for step in self._steps.values():
+            is_recorded = step.node is not None if step.is_formula else step.call.is_recorded
+            calls.append((0 if step.result() is None else step.key, step.call._replace(is_recorded=is_recorded)))
+        return calls
 
     def order_of(self, birth: Birth) -> int:
         """The order of the derivative that was computed when a number was born: 2 for a gradient of a gradient."""
@@ -353,6 +353,20 @@ class History:
         self._births.clear()
         self._kept.clear()
         self.let_go()
+
+
+class _One(NamedTuple):
+    """A function that gives one of the results of a function. It has the same name."""
+
+    function: Any
+    at: int
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.function, "__name__", "")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)[self.at]
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:

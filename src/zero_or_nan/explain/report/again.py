@@ -149,6 +149,15 @@ class Program:
         return self._at_limits._replace(outcome=Outcome(parts.pop("the loss"), parts))
 
     @cached_property
+    def compares(self) -> bool:
+        """Whether a call compares numbers. True if this is not known."""
+        if self.exact is None:
+            return True
+        masks = {key for key, each in self.exact.decisions.items() if each.dtype is torch.bool}
+        compared = (each for key, call in self.calls if key in masks for each in call.tensors())
+        return any(each.is_floating_point() for each in compared)
+
+    @cached_property
     def made(self) -> dict[int, tuple[Tensor, Call]]:
         """The calls as a chain has them. The tensors are placeholders, because only the calls are read."""
         return {key: (tensor, call) for key, call in self.calls for tensor in call.tensors()[:1]}
@@ -237,6 +246,7 @@ def once_more(
         with without_side_effects():
             for at, (key, call) in enumerate(program.calls):
                 changes = {id(each): converted(at, each) for each in call.tensors()}
+                run.take_target(call)
                 if at in changed or run.is_new(call) or any(each is not None for each in changes.values()):
                     run.call(key, changed.get(at, call), changes, only is None or at in only)
             return run.end(program.loss)
@@ -266,6 +276,13 @@ class _Run:
         self._decisions: dict[int, Tensor] = {}
         self._last: Tensor | None = None
         self._is_alike = True
+
+    def take_target(self, call: Call) -> None:
+        """Take the tensor that a call writes into, if it got its graph by this call: it is no leaf."""
+        target = call.args[0] if call.plan.in_place and call.args else None
+        is_known = id(target) in self._made or id(target) in self._came
+        if isinstance(target, Tensor) and node_of(target) is not None and not is_known:
+            self._came[id(target)] = in_dtype(None if self._is_partly else self._dtype, on_copies(target))
 
     def call(self, key: int, call: Call, changes: dict[int, Change | None], is_in_dtype: bool) -> None:
         """Run a call, with some of its operands changed, by their identity."""
@@ -335,8 +352,13 @@ class _Run:
         """Whether an operand of a call is another now, or has a gradient, or integers become 16-bit floats.
 
         Random numbers come in, and stay what they were.
+
+        Raises:
+            RuntimeError: if other random numbers would be drawn, because an operand is another, such as a probability.
         """
         if call.plan.numerics.draws == "data":
+            if not call.name.endswith("_like") and not all(map(self._is_still, call.tensors())):
+                raise RuntimeError(f"{call.name} would draw other numbers")
             return False
         if self._is_all or any(map(self._is_new, call.tensors())):
             return True
@@ -352,11 +374,18 @@ class _Run:
             return True
         return self._dtype is not None and tensor.is_floating_point() or self._take(tensor) is not tensor
 
+    def _is_still(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the numbers of the program, apart from roundings."""
+        now = self._made.get(id(tensor), tensor).detach()
+        return now.shape == tensor.shape and torch.allclose(now.to(tensor.dtype), tensor, rtol=1e-3, equal_nan=True)
+
     def _value(self, tensor: Tensor) -> Tensor:
         base, made = tensor._base, self._made.get(id(tensor))
         is_leaf = tensor.requires_grad and node_of(tensor) is None
-        if (is_leaf or not tensor.requires_grad) and tensor._version > self._writes[id(tensor)]:
-            made = None  # the program wrote into it by a call that is not among these
+        if tensor._version > self._writes[id(tensor)]:
+            if made is not None and tensor.requires_grad and not is_leaf:
+                raise RuntimeError("the program wrote into a result by a call that is not among these")
+            made = None
         if made is not None:
             self._compare(made, tensor)
             if not is_leaf:

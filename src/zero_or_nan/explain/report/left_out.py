@@ -21,7 +21,7 @@ from ..births.arithmetic import number
 from ..births.call import Call
 from ..births.chain import Chain
 from ..program.code import Place
-from ..program.source import closed, expression_at, is_rebound, with_each_in
+from ..program.source import closed, expression_at, is_rebound, reads, with_each_in
 from ..program.tensors import not_finite
 from .again import Change, Program, agree, once_more, position_of
 from .exact import outcome, texts_of
@@ -31,6 +31,9 @@ from .matching import Match, line_of, matches
 
 _SAME = 1e-5
 """The largest relative difference between losses with different numbers that counts as none."""
+
+_EQUAL = 1e-9
+"""The same for losses in float64."""
 
 _NUMBERS = (0.01, 3.0, 50.0)
 """The numbers that replace the NaN. There are three, because a clamp may map two numbers to the same result."""
@@ -74,7 +77,8 @@ def data_left_out(
 ) -> tuple[str, int] | None:
     """The line that reads data, with 0 in place of NaN and infinities in them, and its number.
 
-    None if the loss depends on the number, as far as five numbers show.
+    None if the loss depends on the number, as far as several numbers show. Some are from the data, so that they are not
+    all on one side of a clamp.
 
     Args:
         place, name: of the calls that read the data.
@@ -83,14 +87,33 @@ def data_left_out(
     """
     every = {at: call for at, (_, call) in enumerate(program.calls) if (call.place, call.name) == (place, name)}
     pairs = (pair for call in every.values() for pair in texts_of(call))
-    tensors = ((each, text) for each, text in pairs if isinstance(each, Tensor) and each.layout is torch.strided)
-    bad = [text for each, text in tensors if is_bad(each)]
-    for text in dict.fromkeys(bad) if program.fails_again else ():
+    tensors = [(each, text) for each, text in pairs if isinstance(each, Tensor) and each.layout is torch.strided]
+    bad = {text: each for each, text in tensors if is_bad(each)}
+    expression = expression_at(place, name)
+    if expression is None or not program.fails_again:
+        return None
+    for text, data in bad.items():
+        part = expression.line[expression.start : expression.end]
+        if reads(part, text) > [other for _, other in texts_of(next(iter(every.values())))].count(text):
+            continue  # as in x - x.nanmean()
         here = {at: {id(thing) for thing, other in texts_of(call) if other == text} for at, call in every.items()}
-        right, *others = (once_more(program, converted=_put(value, here)) for value in (0.0, *_NUMBERS, -3.0))
-        line = with_each_in([expression_at(place, name)], {text: f"{closed(text)}.nan_to_num(0, 0, 0)"})
-        if right is not None and line is not None and all(agree(each, right, _SAME) for each in others):
-            told = f"# what follows leaves out what is not finite in {text}: any number there gives the same gradients."
+        known = data[data.isfinite()].detach().double()
+        numbers = [
+            0.0,
+            *_NUMBERS,
+            -3.0,
+            *([] if not len(known) else map(float, (known.min(), known.median(), known.max()))),
+        ]
+        first, *others = (
+            once_more(program, converted=_put(value, here), dtype=torch.float64) for value in numbers
+        )  # float32 would hide what small elements lose beside large ones
+        right = once_more(program, converted=_put(0.0, here))
+        line = with_each_in([expression], {text: f"{closed(text)}.nan_to_num(0, 0, 0)"})
+        is_same = all(agree(each, first, _EQUAL, _EQUAL) for each in others) and agree(right, first, 1e-3, 1e-5)
+        if right is not None and line is not None and is_same:
+            told = (
+                f"# what follows leaves out what is not finite in {text}: other numbers there give the same gradients."
+            )
             return f"{told}\n# Tried with 0: {right.told}\n{line}", place.line
     return None
 

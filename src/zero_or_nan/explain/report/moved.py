@@ -45,6 +45,9 @@ _MOVES: dict[str, Change] = {
 }
 """By the line that moves an argument, the direction of the move."""
 
+_OTHERS = (_noise, _STEP), (_noise, -_STEP), (torch.ones_like, 100 * _STEP)
+"""More moves, each a direction and a distance. All must give nearly the same if the limit is not known."""
+
 _CODE = """\
 # the loss or a gradient has a limit here, but the formula gives no number. This
 # function gives nearly the limit, because an argument is moved a little.
@@ -55,7 +58,7 @@ from zero_or_nan import in_float64
 {}"""
 
 
-def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int | None] | None:
+def with_moved_arguments(failed: Chain, program: Program, is_known: bool) -> tuple[str, int, int | None] | None:
     """The head of a function that moves an argument, and the numbers of the first and the last line of the head.
 
     The last number is None if there is only one line. The result is None if no such lines are known to be right.
@@ -63,9 +66,13 @@ def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int
     Args:
         failed: the calls that led to a number that is not finite.
         program: all known calls.
+        is_known: whether the limit must be known. If not, it is enough that the loss and its gradients are nearly the
+            same for different moves, and that no numbers are compared, because a comparison may choose a branch.
     """
     has_masks = any(each.dtype is torch.bool for _, call in program.calls for each in call.tensors())
     limits = None if has_masks else program.at_limits
+    if limits is None and (is_known or program.compares):
+        return None
     place = failed.call.place
     for code in dict.fromkeys(each for call in failed.calls() for each in reversed(around(call, program))):
         node = function_of(code, place)
@@ -81,9 +88,9 @@ def with_moved_arguments(failed: Chain, program: Program) -> tuple[str, int, int
             there, back = (_run(program, inside, moved, by, step) for step in (_STEP, -_STEP))
             is_end = limits is not None and back is not None and bool(back.outcome.value.isnan().any())
             known = limits or there
-            others = [] if limits is not None else [(_noise, _STEP), (_noise, -_STEP), (by, 100 * _STEP)]
             is_limit = agree(there, known, _NEAR) and (agree(back, known, _NEAR) or is_end)
-            is_limit = is_limit and all(agree(_run(program, inside, moved, *each), known, _NEAR) for each in others)
+            others = [] if limits is not None or not is_limit else _OTHERS
+            is_limit &= all(agree(_run(program, inside, moved, *each), known, _NEAR) for each in others)
             if names and there is not None and is_limit:
                 first = first_line(node)
                 lines = "".join(linecache.getline(place.filename, at) for at in range(first, last + 1))

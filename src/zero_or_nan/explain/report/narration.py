@@ -136,6 +136,7 @@ class Narration:
         self.report, self._places, self._history = report, places, history
         self.verdicts: WeakKeyDictionary[Birth, Verdict] = WeakKeyDictionary()
         self._narrated: dict[tuple[Any, ...], _Narrated] = {}
+        self._known: tuple[tuple[int, int | None], Program] | None = None
         self._end: _Narrated | None = None  # where a divergence ended
 
     def add(self, diagnoses: Iterable[Diagnosis], names: Names) -> None:
@@ -177,6 +178,7 @@ class Narration:
             if birth.number > known.last:  # it may reach a later pass, too; the statistics of a norm have a copy of it
                 known.origin.times += 1
                 known.last = birth.number
+        self._known = None  # it has tensors
 
     def _tried(self, diagnosis: Diagnosis) -> Advice:
         """What the call in which a number was born has shown."""
@@ -195,7 +197,11 @@ class Narration:
             return Advice(*line) if line else without_rows(is_bad, names.frame, program, birth.place.filename)
 
     def _program(self) -> Program:
-        return Program(self._history.calls(), self._history.loss, self._places.callers)
+        """The known calls. What was computed from them is kept until there are others."""
+        known = self._history.count, self._history.loss
+        if self._known is None or self._known[0] != known:
+            self._known = known, Program(self._history.calls(), self._history.loss, self._places.callers)
+        return self._known[1]
 
     def name_cause(self, cause: str) -> None:
         """Write into the report what led to the origins. The cause is empty if the earlier steps show nothing.

@@ -62,7 +62,9 @@ def _without(name: str, tensor: Tensor, data: Sequence[tuple[str, Tensor]], plac
             len(tensor),
         )
         if value is not None:
-            return _written(names, name, kept, tensor.dim(), value, place, statement.lineno)
+            draws = sum(call.drawn is not None for _, call in calls[begin:])
+            told = f"value {number(value)}" if draws < 2 else "a finite loss"  # fewer rows draw fewer numbers
+            return _written(names, name, kept, tensor.dim(), told, place, statement.lineno)
     return NOTHING_TRIED
 
 
@@ -91,12 +93,12 @@ def _tried(program: Program, given: Mapping[int, Tensor], count: int) -> float |
     return None if is_left else float(found.outcome.value)
 
 
-def _written(names: Sequence[str], own: str, kept: Tensor, dim: int, value: float, place: Place, line: int) -> Advice:
+def _written(names: Sequence[str], own: str, kept: Tensor, dim: int, told: str, place: Place, line: int) -> Advice:
     which = free_name("kept", place)
     count = len(kept) - int(kept.sum())
     lines = [
         f"# if rows of {own} that are not finite may be left out, {count} of {len(kept)} here.",
-        f"# Tried on your numbers: value {number(value)}, and finite gradients",
+        f"# Tried on your numbers: {told}, and finite gradients",
         f"{which} = {own}.isfinite(){'.flatten(1).all(1)' if dim > 1 else ''}",
         f"{', '.join(names)} = {', '.join(f'{name}[{which}]' for name in names)}",
         linecache.getline(place.filename, line).strip(),

@@ -179,7 +179,7 @@ def advice_on(
     """
     failed = chains[-1]
     if numerics_of(failed.call.name).is_open:
-        line = with_other_values(chains, program) or with_moved_arguments(failed, program)
+        line = with_other_values(chains, program) or with_moved_arguments(failed, program, True)
         line = line or in_a_wider_dtype(chains, program)
         return NOTHING_TRIED if line is None else Advice(*line)
     lost = lost_on_the_way(failed)
@@ -200,7 +200,7 @@ def advice_on(
             situation = "" if _constant_lost(lost, failed) is None else EPSILON
             return Advice(text, replaces, until, exact, situation=situation, tried=tuple(known))
     if program.is_rounded_before and (best is None or best.choice):
-        moved = with_moved_arguments(failed, program)
+        moved = with_moved_arguments(failed, program, True)
         if moved is not None:
             return Advice(*moved)
     if lost is None and (best is None or best.choice):
@@ -211,7 +211,9 @@ def advice_on(
         at_gap = at_gap or masked_before(chains, program) or with_large_numbers(failed.call, program)
         holds = partial(_holds_elsewhere, program=program)
         at_gap = at_gap or without_them(failed.call, program, None if best is None else best.line, holds)
-        at_gap = at_gap or (with_moved_arguments(failed, program) if best is None or best.replaces is None else None)
+        at_gap = at_gap or (
+            with_moved_arguments(failed, program, False) if best is None or best.replaces is None else None
+        )
         if at_gap is not None:
             return Advice(*at_gap)  # there is nothing to choose: a mask leaves it out, or the formula has a limit
     if best is not None:
