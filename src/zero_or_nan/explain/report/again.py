@@ -128,8 +128,7 @@ class Program:
         at = self._at_limits
         if at is None or self.exact is None:
             return {}
-        kinds = {key: each.dtype for key, each in self.exact.decisions.items()}
-        counts = [call for key, call in self.calls if kinds.get(key, torch.bool) is not torch.bool]
+        counts = [self.calls[at][1] for at, each in self.exact.decisions.items() if each.dtype is not torch.bool]
         counted = {id(it) for call in counts for each in call.tensors() for it in (each, each._base)}
         return limits_of_slopes(at.slopes, self._beside([each for each in self.exact.kept if id(each) not in counted]))
 
@@ -153,9 +152,8 @@ class Program:
         """Whether a call compares numbers. True if this is not known."""
         if self.exact is None:
             return True
-        masks = {key for key, each in self.exact.decisions.items() if each.dtype is torch.bool}
-        compared = (each for key, call in self.calls if key in masks for each in call.tensors())
-        return any(each.is_floating_point() for each in compared)
+        masks = [self.calls[at][1] for at, each in self.exact.decisions.items() if each.dtype is torch.bool]
+        return any(each.is_floating_point() for call in masks for each in call.tensors())
 
     @cached_property
     def made(self) -> dict[int, tuple[Tensor, Call]]:
@@ -195,7 +193,7 @@ class Again(NamedTuple):
         outcome: the loss, and its gradients. Without a backward pass, the loss is the last result.
         kept: the tensors that came in and were used unchanged.
         is_alike: whether each result that another call read had the same numbers as in the program.
-        decisions: by the identity of a result in the program, the results without floats.
+        decisions: by the position of a call, the results without floats.
     """
 
     outcome: Outcome
@@ -248,7 +246,7 @@ def once_more(
                 changes = {id(each): converted(at, each) for each in call.tensors()}
                 run.take_target(call)
                 if at in changed or run.is_new(call) or any(each is not None for each in changes.values()):
-                    run.call(key, changed.get(at, call), changes, only is None or at in only)
+                    run.call(at, key, changed.get(at, call), changes, only is None or at in only)
             return run.end(program.loss)
     except Exception:  # the code may be the user's
         return None
@@ -284,7 +282,7 @@ class _Run:
         if isinstance(target, Tensor) and node_of(target) is not None and not is_known:
             self._came[id(target)] = in_dtype(None if self._is_partly else self._dtype, on_copies(target))
 
-    def call(self, key: int, call: Call, changes: dict[int, Change | None], is_in_dtype: bool) -> None:
+    def call(self, at: int, key: int, call: Call, changes: dict[int, Change | None], is_in_dtype: bool) -> None:
         """Run a call, with some of its operands changed, by their identity."""
         dtype = self._dtype if is_in_dtype else None
 
@@ -320,7 +318,7 @@ class _Run:
             if result.is_floating_point() or result.is_complex():
                 self._last = self._made[key]
             else:
-                self._decisions[key] = result
+                self._decisions[at] = result
 
     def _keeps_dtype(self, into: Tensor) -> bool:
         """Whether a tensor that a call writes into was not made in the dtype of the calls."""
@@ -382,10 +380,8 @@ class _Run:
     def _value(self, tensor: Tensor) -> Tensor:
         base, made = tensor._base, self._made.get(id(tensor))
         is_leaf = tensor.requires_grad and node_of(tensor) is None
-        if tensor._version > self._writes[id(tensor)]:
-            if made is not None and tensor.requires_grad and not is_leaf:
-                raise RuntimeError("the program wrote into a result by a call that is not among these")
-            made = None
+        if (is_leaf or not tensor.requires_grad) and tensor._version > self._writes[id(tensor)]:
+            made = None  # the program wrote into it by a call that is not among these
         if made is not None:
             self._compare(made, tensor)
             if not is_leaf:

@@ -18,6 +18,7 @@ from ...ignoring.inside import is_wrapped
 from ..births.arithmetic import number
 from ..program.code import Place, of_variables
 from ..program.source import after_bindings, free_name
+from ..program.tensors import node_of
 from .again import Program, once_more
 from .trial import MOST_ELEMENTS, NOTHING_TRIED, Advice
 
@@ -85,6 +86,9 @@ def _tried(program: Program, given: Mapping[int, Tensor], count: int) -> float |
         given: the tensors without some rows.
         count: the number of all rows.
     """
+    results = [each for _, call in program.calls for each in call.tensors() if node_of(each) is not None]
+    if any(each._version > program.writes[id(each)] for each in results):
+        return None  # the program wrote into a result by a call that is not among these
     found = once_more(program, lambda tensor: given.get(id(tensor), tensor))
     if found is None or not found.outcome.gradients or not found.outcome.is_finite:
         return None

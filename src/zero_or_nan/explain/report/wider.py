@@ -180,8 +180,8 @@ def in_dtype(
     if plain is None or found is None:
         return None
     read = {id(each) for _, call in program.calls for each in call.tensors()}
-    decisions = found.decisions.keys() - read
-    return found if all(torch.equal(found.decisions[key], plain.decisions[key]) for key in decisions) else None
+    decided = [at for at in found.decisions.keys() & plain.decisions.keys() if program.calls[at][0] not in read]
+    return found if all(torch.equal(found.decisions[at], plain.decisions[at]) for at in decided) else None
 
 
 def _lines(code: CodeType, place: Place, program: Program) -> tuple[int, int] | None:
