@@ -32,6 +32,7 @@ for log in ("log(exp(x) - 1)", "log(expm1(x))"):
     rewrite(log, "x + torch.log(-torch.expm1(-x))")
 rewrite("log(cosh(x))", "x + F.softplus(-2 * x) - 0.6931471805599453")
 rewrite("log(x + sqrt(x ** 2 + 1))", "x.asinh()")
+rewrite("log(x + sqrt(x * x + 1))", "x.asinh()")
 rewrite("log(sigmoid(x) / (1 - sigmoid(x)))", "x")
 rewrite("log((1 + tanh(x)) / (1 - tanh(x)))", "2 * x")
 rewrite(
