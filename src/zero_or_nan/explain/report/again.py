@@ -125,12 +125,14 @@ class Program:
 
         Tensors whose elements are counted are not moved: a mask is no number that has a neighbour.
         """
-        at = self._at_limits
-        if at is None or self.exact is None:
+        found = self._at_limits
+        if found is None or self.exact is None:
             return {}
         counts = [self.calls[at][1] for at, each in self.exact.decisions.items() if each.dtype is not torch.bool]
         counted = {id(it) for call in counts for each in call.tensors() for it in (each, each._base)}
-        return limits_of_slopes(at.slopes, self._beside([each for each in self.exact.kept if id(each) not in counted]))
+        return limits_of_slopes(
+            found.slopes, self._beside([each for each in self.exact.kept if id(each) not in counted])
+        )
 
     @cached_property
     def _at_limits(self) -> Again | None:

@@ -98,23 +98,16 @@ def data_left_out(
             continue  # as in x - x.nanmean()
         here = {at: {id(thing) for thing, other in texts_of(call) if other == text} for at, call in every.items()}
         known = data[data.isfinite()].detach().double()
-        numbers = [
-            0.0,
-            *_NUMBERS,
-            -3.0,
-            *([] if not len(known) else map(float, (known.min(), known.median(), known.max()))),
-        ]
-        first, *others = (
-            once_more(program, converted=_put(value, here), dtype=torch.float64) for value in numbers
-        )  # float32 would hide what small elements lose beside large ones
-        right = once_more(program, converted=_put(0.0, here))
+        typical = [float(each) for each in (known.min(), known.median(), known.max())] if len(known) else []
+        # In float64, because float32 would hide what small elements change beside large ones.
+        puts = [_put(value, here) for value in (0.0, *_NUMBERS, -3.0, *typical)]
+        first, *others = (once_more(program, converted=put, dtype=torch.float64) for put in puts)
+        right = once_more(program, converted=puts[0])
         line = with_each_in([expression], {text: f"{closed(text)}.nan_to_num(0, 0, 0)"})
         is_same = all(agree(each, first, _EQUAL, _EQUAL) for each in others) and agree(right, first, 1e-3, 1e-5)
         if right is not None and line is not None and is_same:
-            told = (
-                f"# what follows leaves out what is not finite in {text}: other numbers there give the same gradients."
-            )
-            return f"{told}\n# Tried with 0: {right.told}\n{line}", place.line
+            why = f"# what follows leaves out what is not finite in {text}: other numbers give the same gradients."
+            return f"{why}\n# Tried with 0: {right.told}\n{line}", place.line
     return None
 
 
