@@ -28,7 +28,7 @@ SAID = {
     },
     "nansum-nanmean": {
         "the gradient of `nansum` after a product is NaN": "nansum: nan$",
-        "The argument `where` of `sum` does not help": r"sum\(where=ok\): nan$",
+        "`sum` with its argument `where` does not help": r"sum\(where=ok\): nan$",
         "stops at this product in the forward pass": rf"clean a: 3\.0\n(?:.*\n)?{STOPS} mul$",
     },
     "division-under-a-mask": {

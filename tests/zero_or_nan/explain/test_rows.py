@@ -65,7 +65,7 @@ def test_what_does_not_run_without_the_rows_gets_advice(program, name):
 # By name: lines that read data with NaN, and in which 0 is not as good as another number.
 READ_OTHERWISE = {
     "a mean of the data": "z = (data - data.nanmean(0)) * x",
-    "a clamp": "z = data.clamp(3, 8) * x + 0 * x",
+    "a clamp": "data = torch.tensor([[250.0, 260.0], [255.0, torch.nan]])\nz = data.clamp(230, 320) * x",
     "the smallest of the results": "z = data * x\nz = z + z.nan_to_num(9).min(0, keepdim=True).values",
     "a sample that depends on the results": "z = data * x\nz = z + torch.bernoulli((z == z) * 0.5)",
     "small numbers beside large ones": "z = data * x * torch.tensor([1e6, 1.0])\nmask[1, 1] = 1",
@@ -75,7 +75,7 @@ READ_OTHERWISE = {
 @pytest.mark.parametrize("name", READ_OTHERWISE)
 def test_data_that_are_read_otherwise_are_not_left_out(program, name):
     before = "data = torch.tensor([[4.0, 5.0], [6.0, torch.nan], [7.0, 5.5]])\nmask = data.isfinite().float()\n"
-    lines = f"{before}{READ_OTHERWISE[name]}\nloss = (z{'' if name == 'a clamp' else ' * mask'}).sum()"
+    lines = f"{before}{READ_OTHERWISE[name]}\nloss = (z.square(){'' if name == 'a clamp' else ' * mask'}).sum()"
     remedies = [origin.remedy for origin in program.origins([1.0, 2.0], lines)]
     assert remedies and not any("nan_to_num(0, 0, 0)" in remedy for remedy in remedies), remedies
 
@@ -87,3 +87,9 @@ def test_data_that_a_mask_leaves_out_after_a_buffer_has_its_gradient(program):
     )
     (origin, *_) = program.origins([1.0, 2.0], lines)
     assert "nan_to_num(0, 0, 0)" not in origin.remedy, origin.remedy
+
+
+def test_rows_are_not_left_out_if_a_write_into_a_result_is_not_known(program):
+    lines = "data = torch.tensor([[1.0, 2.0], [torch.nan, 2.0], [2.0, 3.0]])\ny = torch.arange(3.0)\nh = data @ x\n"
+    for origin in program.origins([1.0, 2.0], f"{lines}h -= 2\nh /= 10\nloss = F.mse_loss(h, y)"):
+        assert "kept" not in origin.remedy, origin.remedy
