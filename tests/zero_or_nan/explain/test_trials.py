@@ -202,9 +202,9 @@ WRITTEN = {
         "loss = (0.5 * ratio / (ratio - 1) * x).sum()", "\nratio = 2 / count.clamp_min(1e-6)", "x * 0 + 0.5",
     ),
     "a mask whose elements are counted, and that has no neighbour": (
-        [1.0, 3.0], "mask = torch.zeros(2)\nfactor = 2 / mask.count_nonzero()\n"
-        "loss = factor * (x * mask).mean() + x.sum()",
-        "\nfactor = 2 / mask.count_nonzero().clamp_min(1e-6)", "x * 0 + 1",
+        [1.0, 3.0], "loss = x.sum()\nfor mask in torch.tensor([[1.0, 0.0], [0.0, 0.0]]):\n"
+        "    factor = 2 / mask.count_nonzero()\n    loss = loss + factor * (x * mask).mean()",
+        "\nfactor = 2 / mask.count_nonzero().clamp_min(1e-6)", "torch.tensor([2.0, 1.0])",
     ),
     "a formula that the rounding of 0.05 keeps from 0 / 0": (
         [0.05], "def rates(a, b):\n    return a / (a - b) * (torch.exp(-b) - torch.exp(-a))\n"
@@ -228,7 +228,7 @@ WRITTEN = {
         "loss = (e * torch.tensor([1.0, 1.0, 0.0])).sum()", "\ny = torch.full((3,), -1e9)", "x.sigmoid()",
     ),
     "a limit by an argument that was computed": (
-        [0.5, 2.0], "def to_grid(points, ratio):\n    return points / ratio * ratio\n"
+        [0.5, 2.0], "def to_grid(points, ratio):\n    return points / ratio[:2] * ratio\n"
         "ratio = torch.tensor([0, 2]).float() / 2\nloss = to_grid(x**2, ratio).sum()",
         "    ratio = ratio + 1e-6", "2 * x",
     ),
