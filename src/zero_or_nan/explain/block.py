@@ -23,9 +23,9 @@ class explain:  # noqa: N801
     `autograd.Function` that you registered with `ignoring.function`. What the code in a checkpoint writes into tensors
     during the extra pass is undone. If you did not register such a function, `explain` skips the extra pass.
 
-    Until a backward pass ends, `explain` keeps the operands of the last 2,000 calls, at most 256 MB of them. If the
+    Until a backward pass ends, `explain` keeps the operands of the last 16,000 calls, at most 256 MB of them. If the
     loss uses the NaN or infinity, `explain` runs the failed formula again on these operands, written in several ways,
-    to find a version that gives the right numbers.
+    to find a version that gives the right numbers. After a minute, it begins no more runs of all calls.
 
     Your own modes, `FlopCounterMode` and PyTorch's profilers do not count the operators that `explain` runs. A profiler
     that records memory, stacks of Python calls, or kernels on a GPU does record the ones from `explain` too.

@@ -1,6 +1,7 @@
 """Remedies that the loss judges: all calls run once more, up to it, and it and its gradients must be right."""
 
 import re
+import sys
 
 import pytest
 import torch
@@ -282,3 +283,10 @@ def test_a_mask_of_one_line_is_not_put_into_what_another_line_reads(program):
     ends = ("", " + d.nan_to_num(7).sum()")
     masked, read = (program.origins([1.0, 2.0], f"{lines}loss = (d.exp() * m).sum(){end}")[0] for end in ends)
     assert "torch.where(m == 0, 0, y - y.detach())" in masked.remedy and "where(m" not in read.remedy
+
+
+def test_no_run_begins_after_a_time(program, monkeypatch):
+    lines = "p = torch.exp(x)\nq = p * 1\nloss = torch.log(q).sum()"
+    assert "in_float64" in program.origins([100.0], lines)[0].remedy
+    monkeypatch.setattr(sys.modules["zero_or_nan.explain.report.again"], "_MOST_SECONDS", -1.0)
+    assert "the loss is" not in program.origins([100.0], lines)[0].remedy

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
@@ -34,6 +35,9 @@ MOST_NUMBERS = 20_000_000
 FAR = 1e-1
 """The relative error from which on a loss in a 16-bit dtype is wrong. Other lines round it, too."""
 
+_MOST_SECONDS = 60.0
+"""The time from which on no more runs begin. One run of thousands of calls may take seconds."""
+
 _NOISE = 1e-15
 """The relative size of a change in the last digits of a number in float64."""
 
@@ -49,11 +53,13 @@ class Program:
         calls: the calls in order of time, each with the identity of its result.
         loss: the identity of the loss; 0 if there was no backward pass, and None if it is not known.
         callers: for the code of each function, the lines that led to its calls, the outermost first.
+        begun: when the first run may have begun, in seconds.
     """
 
     calls: Calls
     loss: int | None
     callers: Mapping[CodeType, Collection[Callers]]
+    begun: float = field(default_factory=time.monotonic)
 
     def around(self, code: CodeType) -> tuple[list[CodeType], set[CodeType]]:
         """The user's functions that led to all calls of a function, the outermost first, and those that led to some."""
@@ -239,7 +245,7 @@ def once_more(
         only: the positions of the calls that run in the dtype, if not all do. The others get what they got before.
         narrows: whether `x.half()` rounds numbers to float16, also if the calls run in another dtype.
     """
-    if program.loss is None:
+    if program.loss is None or time.monotonic() - program.begun > _MOST_SECONDS:
         return None
     run = _Run(take, dtype, noise, program.writes, only is not None, narrows, not program.loss)
     try:
