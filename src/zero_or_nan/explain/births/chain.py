@@ -28,8 +28,7 @@ from .call import Call
 DEPTH = 12
 """The largest number of calls before the last call that run again."""
 
-NARROWS = "float", "half", "bfloat16"
-"""Methods that convert to a dtype. In another dtype, they round nothing."""
+_CONVERSIONS = "float", "half", "bfloat16"
 
 _NO_MODE = nullcontext()
 
@@ -116,10 +115,7 @@ class Chain:
             return dtype if isinstance(thing, torch.dtype) and dtype is not None and thing.is_floating_point else thing
 
         args, kwargs = tree_map(computed, (tuple(call.args), dict(call.kwargs)))
-        if dtype is not None and call.name in NARROWS and isinstance(args[0], Tensor):
-            return args[0].to(dtype)  # of bools, too
-        result = call.again(args, kwargs) if dtype is None else call.run(args, kwargs)
-        return in_dtype(dtype, result) if isinstance(result, Tensor) else result  # it may have been made from no tensor
+        return result_of(call, dtype, args, kwargs)
 
     def _value(self, tensor: Tensor, run: Run, dtype: torch.dtype | None) -> Any:
         key, call = id(tensor), self.of(tensor)
@@ -157,6 +153,20 @@ class Run:
             if wanted:
                 self.leaves[key] = value.requires_grad_()
         self.values[key] = value
+
+
+def result_of(call: Call, dtype: torch.dtype | None, args: Any, kwargs: Any, narrows: bool = False) -> Any:
+    """What a call gives for arguments that are in a dtype, if this is not None: there, `x.half()` rounds nothing.
+
+    Args:
+        narrows: whether it does round.
+    """
+    if dtype is None:
+        return call.again(args, kwargs)
+    if call.name in _CONVERSIONS and not narrows:
+        return args[0].to(dtype)  # of bools, too
+    result = call.run(args, kwargs)
+    return in_dtype(dtype, result) if isinstance(result, Tensor) else result  # it may have been made from no tensor
 
 
 def in_dtype(dtype: torch.dtype | None, tensor: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...ignoring.inside import tree_leaves, tree_map, tree_map_only
 from ..births.arithmetic import number
 from ..births.call import Call
-from ..births.chain import NARROWS, in_dtype, view_like
+from ..births.chain import in_dtype, result_of, view_like
 from ..program.code import Callers
 from ..program.rerun import on_copies, without_side_effects
 from ..program.tensors import node_of
@@ -311,17 +311,13 @@ class _Run:
         if dtype is not None:
             args, kwargs = tree_map(self._of_dtype, (args, kwargs))
         with torch.set_grad_enabled(call.is_recorded):
-            if dtype is not None and call.name in NARROWS and not self._narrows:
-                result = args[0].to(dtype)
-            else:
-                result = (call.again if dtype is None else call.run)(args, kwargs)
+            result = result_of(call, dtype, args, kwargs, self._narrows)
         into = call.args[0] if self._is_partly and call.plan.in_place and call.args else None
         if isinstance(into, Tensor) and self._keeps_dtype(into):
             self._changed.pop(id(into), None)
             self._came[id(into)] = args[0].to(into.dtype)
             self._made[key] = self._came[id(into)]
         elif isinstance(result, Tensor):
-            result = in_dtype(dtype, result)
             self._made[key] = self._moved(result) if self._noise and rounds(call) else result
             if result.is_floating_point() or result.is_complex():
                 self._last = self._made[key]

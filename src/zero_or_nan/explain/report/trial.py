@@ -470,11 +470,11 @@ def _is_open(later: Chain, call: Call) -> bool:
 
 def _tends_to_a_limit(rewrite: Rewrite, call: Call, program: Program) -> bool:
     """Whether the loss hardly depends on how large the number is that a rewrite gives in place of an infinity."""
-    at = position_of(call, program.calls)
-    chain = None if at is None else _with_rewrite(Chain(program.calls[at][1], program.made), rewrite, call)
     infinite = Chain(call).run().result.isinf()
-    if at is None or chain is None or bool((chain.run().result[infinite].abs() < _LARGE).any()):
+    found = _in_place_of(call, rewrite, program)
+    if found is None or bool((found[1].run().result[infinite].abs() < _LARGE).any()):
         return False
+    at, chain = found
 
     def larger(*args: Any, **kwargs: Any) -> Tensor:
         result = chain.call.func(*args, **kwargs)
@@ -492,11 +492,15 @@ def _is_unknown(program: Program) -> bool:
 
 def _loss_with_rewrite(program: Program, rewrite: Rewrite, call: Call, dtype: torch.dtype | None) -> Again | None:
     """The loss and its gradients, with a rewrite in place of a call; None if they are not known."""
+    found = _in_place_of(call, rewrite, program)
+    return None if found is None else once_more(program, dtype=dtype, changed={found[0]: found[1].call})
+
+
+def _in_place_of(call: Call, rewrite: Rewrite, program: Program) -> tuple[int, Chain] | None:
+    """The position of a call in the program, and a chain with a rewrite in its place; None if they are not known."""
     at = position_of(call, program.calls)
-    if at is None:
-        return None
-    changed = _with_rewrite(Chain(program.calls[at][1], program.made), rewrite, call)
-    return None if changed is None else once_more(program, dtype=dtype, changed={at: changed.call})
+    chain = None if at is None else _with_rewrite(Chain(program.calls[at][1], program.made), rewrite, call)
+    return None if at is None or chain is None else (at, chain)
 
 
 def _gives_the_exact_end(rewrite: Rewrite, call: Call, chains: Sequence[Chain]) -> bool:
