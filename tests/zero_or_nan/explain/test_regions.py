@@ -1,6 +1,7 @@
 """A compiled region is explained like the same code uncompiled: the line inside, the function, the kind, the remedy."""
 
 import functools
+import re
 import shutil
 import sys
 from math import inf, nan
@@ -135,11 +136,16 @@ def operands(origin):
     return origin.operands.partition("; in backward")[0]
 
 
+def remedy(origin):
+    """The remedy, without the loss, because the calls of other regions do not run again."""
+    return re.sub("# With this line, .*\n", "", origin.remedy)
+
+
 def told(report):
     """What the report says. Whether `ignoring` was tried where it can't help is not compared."""
     return [
         (each.kind, each.phase, each.operator, each.filename, each.line, each.source, each.module, operands(each))
-        + (each.entries, each.count, each.shape, each.remedy, each.chapter, each.is_sure, each.tie, each.times)
+        + (each.entries, each.count, each.shape, remedy(each), each.chapter, each.is_sure, each.tie, each.times)
         + (set(each.reached), each.kind == "contaminated" and each.fixed)
         for each in report
     ]

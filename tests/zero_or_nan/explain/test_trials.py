@@ -14,7 +14,7 @@ import torch
 
 from zero_or_nan import explain
 from zero_or_nan.explain.births import findings
-from zero_or_nan.explain.report import narration, trial
+from zero_or_nan.explain.report import advice, narration, trial
 from zero_or_nan.functions.rewrites import REWRITES, Rewrite, function_in
 
 SHORT = [200.0, 1.0]
@@ -101,6 +101,7 @@ WRITTEN = {
     "a divisor that is a number": (
         [3.0, 2.0], "n = len(x) - 2\nloss = x.sum() / n",
         "\n# a choice: a divisor of 0 counts as 1. Tried on your numbers: value 5, gradient 1\n"
+        "# With this line, the loss is 5, and every gradient is finite.\n"
         "loss = x.sum() / (n or 1)", "x * 0 + 1",
     ),
     "an infinity that was meant, scaled": (
@@ -151,7 +152,8 @@ WRITTEN = {
     ),
     "a mask that leaves out the same": (
         [1.0, 2.0], "m = torch.tensor(-1e9)\nm = m.to(x.dtype)\nloss = (x + m * torch.tensor([0, 1])).softmax(0)[0]",
-        "What follows is exact. Tried on your numbers: value -65504, gradient 0\nm = m.clamp(torch.finfo(",
+        "What follows is exact. Tried on your numbers: value -65504, gradient 0\n"
+        "# With this line, the loss is 1, and every gradient is finite.\nm = m.clamp(torch.finfo(",
         "x * 0", HALF,
     ),
     "a limit that no choice gives": (
@@ -240,7 +242,7 @@ WRITTEN = {
     ),
     "a complex number": (
         [0.0, 2.0], "z = torch.complex(x, x)\nu = z / z.abs()\nloss = (u.real * x).sum()",
-        "value (0+0j), gradient 0\nb = z.abs()\nu = torch.where(b == 0, 0, z / torch.where(b == 0, 1, b))",
+        "every gradient is finite.\nb = z.abs()\nu = torch.where(b == 0, 0, z / torch.where(b == 0, 1, b))",
         "torch.tensor([0, 0.5**0.5])",
     ),
     "a tensor by which a gradient is asked for": (
@@ -358,6 +360,8 @@ def test_what_is_written_gives_the_right_gradient_and_changes_no_other_variable(
         origin = program.origins(numbers, lines, dtype)[0]
         assert says in f"{origin.kind} {origin.exact}\n{origin.remedy}", origin
         before, after = program.run(), program.paste(origin)
+        told = re.search(r"With this line, the loss is (.*), and every gradient", origin.remedy)
+        assert told is None or float(told[1]) == pytest.approx(float(after["loss"].detach()), 1e-4)
         for key, value in before.items():
             is_kept = key != "loss" and not re.search("in_float|in float64[:,]|the limit", origin.remedy)
             if is_kept and isinstance(value, torch.Tensor) and value.isfinite().all():
@@ -444,8 +448,8 @@ def test_where_no_line_is_right_none_is_written(program, name):
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_is_told_of_a_long_trial(program, monkeypatch, capsys, is_terminal):
-    monkeypatch.setattr(trial, "_SECONDS", 0.0)
-    monkeypatch.setattr(narration, "advice_on", lambda chains, **_: time.sleep(0.05) or trial.NOTHING_TRIED)
+    monkeypatch.setattr(advice, "_SECONDS", 0.0)
+    monkeypatch.setattr(narration, "advice_on", lambda chains, **_: time.sleep(0.05) or advice.NOTHING_TRIED)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     program.origins([0.0], "loss = x.sqrt().sum()")
     told = "explain: trying remedies for line 4 of program.py\n"
@@ -456,7 +460,7 @@ def test_calls_that_refuse_to_run_again_get_advice(program, monkeypatch):
     def refused(chains):
         raise RuntimeError("once only")
 
-    monkeypatch.setattr(trial, "lost_on_the_way", refused)
+    monkeypatch.setattr(advice, "lost_on_the_way", refused)
     (origin,) = program.origins([0.0], "x.log().sum().backward()")
     assert origin.replaces is None and origin.remedy.startswith("# the numbers of this call are not known any more")
 

@@ -164,6 +164,33 @@ def exists(before: Outcome, exact: Outcome) -> bool:
     return any(bool((not_finite(was) & torch.isfinite(right.to(was.dtype))).any()) for was, right in pairs)
 
 
+def is_near(after: Outcome, program: Outcome) -> bool:
+    """Whether a rewrite gives what the program gives, where that gives numbers. Both are in float64, or of integers."""
+    for now, was in zip(after.parts, program.parts, strict=True):
+        known = torch.isfinite(was)
+        if not torch.allclose(now[known].to(was.dtype), was[known], rtol=1e-7, atol=1e-9):
+            return False
+    return True
+
+
+def agrees(after: Outcome, before: Outcome, exact: Outcome, chooses: bool) -> bool:
+    """Whether what a rewrite gives is finite, and is what exact arithmetic gives, if that gives a number."""
+    for now, was, right in zip(after.parts, before.parts, exact.parts, strict=True):
+        known = torch.isfinite(right.to(was.dtype))
+        # Other elements have no such number, or it does not fit the dtype. The program had none, so a rewrite chooses.
+        if not are_finite(now) or not chooses and not bool(known.all()):
+            return False
+        finite = right[torch.isfinite(right)]
+        largest = min(float(finite.abs().max()), 1.0) if finite.numel() else 0.0
+        rtol, atol = CLOSE.get(was.dtype, 1e-4), torch.finfo(was.dtype).eps * largest  # of rounding
+        rounded = (was.to(right.dtype)[known] - right[known]).abs().nan_to_num(0, 0)  # that of the program is no better
+        size = right[known].abs()
+        allowed = atol + rtol * size + torch.minimum(4 * rounded, 1e-2 * size)
+        if bool(((now.to(right.dtype)[known] - right[known]).abs() > allowed).any()):
+            return False
+    return True
+
+
 class Lost(NamedTuple):
     """The right result for the last call of a chain, if it is finite in exact arithmetic but not in the program.
 

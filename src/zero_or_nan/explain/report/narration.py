@@ -25,6 +25,7 @@ from ..births.provenance import Birth, Kind
 from ..program.code import Place, Places, is_module, of_variables
 from ..program.rerun import extra
 from ..program.tensors import address, in_several_processes
+from .advice import NOTHING_TRIED, Advice, advice_at_gap, advice_on, tried_on
 from .again import Program
 from .by_ignoring import BY_TRANSFORM, in_line
 from .left_out import data_left_out
@@ -32,7 +33,6 @@ from .remedies import DIVERGENCE, MOVE, OUTSIDE, REMEDIES, address_of, remedy
 from .report import Measured, Origin, Remedy, Report
 from .rows import without_rows
 from .targets import compares, without_gaps
-from .trial import NOTHING_TRIED, Advice, advice_at_gap, advice_on, tried_on
 
 NOT_TOLD_APART = (
     "explain could not find out whether the loss uses an element or ignores it: this needs a second backward pass, "

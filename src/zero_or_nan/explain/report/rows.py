@@ -19,8 +19,8 @@ from ..births.arithmetic import number
 from ..program.code import Place, of_variables
 from ..program.source import after_bindings, free_name
 from ..program.tensors import node_of
+from .advice import MOST_ELEMENTS, NOTHING_TRIED, Advice
 from .again import Program, once_more
-from .trial import MOST_ELEMENTS, NOTHING_TRIED, Advice
 
 
 def without_rows(is_bad: Callable[[Tensor], bool], frame: FrameType | None, program: Program, filename: str) -> Advice:

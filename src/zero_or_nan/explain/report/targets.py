@@ -27,10 +27,10 @@ from ..births.call import Call
 from ..births.chain import Chain
 from ..program.source import can_come_before, closed, expression_at, free_name, reads, with_each, without_index
 from ..program.tensors import are_finite
+from .advice import NOTHING_TRIED, Advice
 from .again import Program
 from .exact import CLOSE, Outcome, outcome, texts_of
 from .limits import ordinary
-from .trial import NOTHING_TRIED, Advice
 
 _NOT_TRIED = Advice(situation="a target")
 
