@@ -151,7 +151,7 @@ def _table(rows: Sequence[Formula]) -> show.Item:
         lines.append(f"{row.name}: {describe(outcome(by_hand))}, {describe(outcome(copied))}")
         link = f'<a class="zn-one-line" href="#{show.anchor(row.section)}">{html.escape(row.name)}</a>'
         node = f' <code class="zn-word">{html.escape(name)}</code>' if (name := row.node()) else ""
-        right = f"; right is {_entries(row.reference)}" if row.effect == "Bounds" and row.reference else ""
+        right = f"; the right gradient is {_entries(row.reference)}" if row.effect == "Bounds" and row.reference else ""
         body.append([link, _entries(by_hand) + node, _entries(copied), row.effect + right])
     caption = "Gradients at the point where the formula by hand breaks, in float32"
     return show.Item("\n".join(lines), show.prose(show.table(caption, head, body)))

@@ -90,7 +90,7 @@ def wrong_numbers_table(rows: Sequence[Row]) -> None:
             plain += [f"{row.situation.name}, reference {right}", *(f"  {each[0]}: {each[1]}" for each in gave)]
             told = "<br>".join(f"<strong>{html.escape(each[0])}</strong> {html.escape(each[1])}" for each in gave)
             body.append([html.escape(row.situation.name), html.escape(right), told])
-    table = show.table("Every wrong number", ["case", "reference", "gives, by which remedy"], body)
+    table = show.table("Every wrong number", ["case", "reference", "wrong number, and its remedies"], body)
     show.show(show.Item("\n".join(plain), show.prose(table)))
 
 

@@ -134,11 +134,11 @@ class Verdict(Statement):
         body = show.table(caption, head, rows, ["verdict", "", *words], data)
         failed = "" if self.holds else f"<pre>✗ {html.escape(self.text())}</pre>"
         note = (
-            "Reference: float64, on the used elements alone; "
-            "<span class='zn-masked'>--</span> is an element that the loss does not use."
+            "The reference is computed in float64, from the used elements alone. "
+            "<span class='zn-masked'>--</span> marks an element that the loss does not use."
         )
-        within = f"within {self.ulps} ulps of it" if self.ulps else "exactly it"
-        note += f" Right: {within}, after rounding to the column's own dtype."
+        within = f"within {self.ulps} ulps of" if self.ulps else "equal to"
+        note += f" Right: {within} the reference, after it is rounded to the column's dtype."
         return f'{failed}{body}<p class="zn-note">{note}</p>'
 
     def json(self) -> dict[str, Any]:

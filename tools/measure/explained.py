@@ -22,7 +22,7 @@ from .other_tools import TOOLS, Told, versions
 from .records import keep, made_with, prose, read
 
 COLUMNS = {
-    "work": "right line, used for work on <code>explain</code> (of {})",
+    "work": "right line, programs used to improve <code>explain</code> (of {})",
     "held": "right line, held back (of {})",
     "healthy": "false alarm on a healthy program (of {})",
 }

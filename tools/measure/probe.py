@@ -144,7 +144,7 @@ def summed(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 def shown(content: dict[str, Any]) -> str:
     """A table of the parts, and a sentence on PyTorch's own losses."""
-    parts = {"own": "our own", "work": "used for work", "held": "held back"}
+    parts = {"own": "our own", "work": "used to improve the search", "held": "held back"}
     counts = {part: summed(content[part]) for part in parts}
     body = [[text, *(str(counts[part][text]) for part in parts)] for text in counts["own"]]
     caption = f"What <code>explain.probe</code> finds in losses (torch {content['torch']})"
@@ -152,6 +152,6 @@ def shown(content: dict[str, Any]) -> str:
     failing = sum(bool(row["findings"]) for row in content["torch_losses"])
     said = (
         f"<p>We also searched {len(content['torch_losses'])} losses and distributions of PyTorch itself: {failing} of "
-        "them can fail. Some are infinite there in exact arithmetic too, or their documentation says so.</p>"
+        "them can fail. For some of these inputs, the exact result is infinite too, or the documentation mentions the failure.</p>"
     )
     return prose(table, said)

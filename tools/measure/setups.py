@@ -163,7 +163,7 @@ def shown(content: dict[str, Any]) -> str:
     others = [row for row in content["rows"] if row["setup"] not in decided and row["holds_on"]]
     names = "; ".join(show.with_code(row["setup"]) for row in others if not row["remark"])
     table = _table("The line to write in other settings", [row for row in others if row["remark"]])
-    return table + prose(f"<p>Nothing else changes with these, which were tested too: {names}.</p>")
+    return table + prose(f"<p>These were tested too, and need no other change: {names}.</p>")
 
 
 def _table(caption: str, setups: list[dict[str, Any]]) -> str:
