@@ -76,4 +76,4 @@ def test_the_page_has_a_section_for_each_formula_and_an_effect_says_whether_ther
 
 def test_the_table_has_the_right_gradient_only_where_the_copy_has_another():
     table = _table(FORMULAS).body
-    assert table.count("right is") == table.count(">2.69e+43<") == 1  # exp(100), of the policy ratio
+    assert table.count("the right gradient is") == table.count(">2.69e+43<") == 1  # exp(100), of the policy ratio

@@ -225,8 +225,9 @@ def _lines_of_methods(
         f"largest share, {shares[-1]:.0%}: {'; '.join(map(said, _REMOVED))}."
     )
     caption = (
-        f"Test error by the share of missing values. An error of 1 means: no better than always predicting the mean. "
-        f"Bars: the standard error of {content['seeds']} seeds. Select first is not drawn: it gives the same as ignoring."
+        "Test error by the share of missing values. An error of 1 means: no better than always predicting the mean. "
+        f"Bars: the standard error of {content['seeds']} seeds. Select first is not drawn, because it gives the same "
+        "as ignoring."
     )
     with figures.sketch(alt, caption, panels=2) as sketch:
         for axes, (missing, title) in zip(sketch.axes, _REMOVED.items(), strict=True):
