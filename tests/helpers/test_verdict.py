@@ -147,5 +147,5 @@ def test_html_is_a_table_of_ways_beside_the_reference():
     }
     assert "Right: within 2 ulps of the reference" in made.html()
     near = verdict([1.5], {"vanilla": observe([up(3)])}, {"vanilla": "right"}, ulps=3)
-    assert near.holds and "Right: within 3 ulps of it" in near.html()
+    assert near.holds and "Right: within 3 ulps of the reference" in near.html()
     assert "Right: equal to the reference" in verdict([1.5], {}, {}, ulps=0).html()
