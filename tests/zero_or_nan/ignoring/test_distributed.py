@@ -166,7 +166,7 @@ FSDP2 = pytest.mark.setup(
 )  # fmt: skip
 GATHERED = (
     "All processes of the mesh must call it together. On a bad batch, each process gathers the whole tensors that a "
-    "derivative needs, so it needs memory for a layer."
+    "derivative needs, so it needs enough memory for the whole tensors of a layer."
 )
 TENSOR_PARALLEL = pytest.mark.setup(
     "Tensor parallelism", "parallelize_module(model, mesh, plan)\nignoring.backward(loss)", GATHERED

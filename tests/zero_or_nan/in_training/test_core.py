@@ -23,7 +23,7 @@ def test_a_training_loop(ignoring, rows, select):
 MIXED_PRECISION = pytest.mark.setup(
     "AMP with `GradScaler`",
     "ignoring.backward(scaler.scale(loss))",
-    "The scaler still skips a step when a used element overflows, and no longer when an ignored one is NaN or inf.",
+    "The scaler still skips a step if a used element overflows, but no longer if an ignored element is NaN or inf.",
 )
 
 
@@ -100,7 +100,7 @@ def test_gradient_accumulation(ignoring, rows):
 @pytest.mark.setup(
     "Gradient clipping",
     "ignoring.backward(loss)\nclip_grad_norm_(params, 1.0, error_if_nonfinite=True)\nclip_grad_value_(params, 0.1)",
-    "The norm is that of the used elements: no error where plain PyTorch raises one.",
+    "The norm skips ignored elements, so they don't raise the error that plain PyTorch raises.",
 )
 @compared(plain_raises="non-finite")
 def test_gradient_clipping(ignoring, rows):

@@ -186,7 +186,7 @@ def accelerate():
     "Accelerate",
     "loss = loss / accelerator.gradient_accumulation_steps\nif accelerator.scaler is not None:\n"
     "    loss = accelerator.scaler.scale(loss)\nignoring.backward(loss)",
-    "In place of `accelerator.backward(loss)`, which does these lines; but not for DeepSpeed, Megatron-LM and LOMO.",
+    "These lines replace `accelerator.backward(loss)`. Don't use them with DeepSpeed, Megatron-LM and LOMO.",
 )
 @pytest.mark.parametrize("scaled", [False, True])
 @compared()

@@ -185,7 +185,7 @@ def test_vmap_and_jacrev_inside_the_loss(ignoring, rows):
 @pytest.mark.setup(
     "`torch.func.grad`",
     "gradients = ignoring.func.grad(total)(parameters)",
-    "Also `vjp`, `jacrev` and `grad_and_value`, and under `torch.vmap`. Another transform of `torch.func` around it "
+    "Or `vjp`, `jacrev` or `grad_and_value`. They work under `torch.vmap`, too. Another transform of `torch.func` around it "
     "raises an error.",
 )
 @compared()
