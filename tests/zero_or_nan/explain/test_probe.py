@@ -78,12 +78,12 @@ NEAREST = {
     "row 0 of mask is False everywhere": (
         lambda x, mask: ((x * mask).sum(1) / mask.sum(1)).mean(), wants([1.0, -2], [3, -1]), torch.ones(2, 2).bool(),
     ),
-    "a is the opposite of b": (
+    "a is the opposite of b in row 0": (
         lambda a, b: (a.reshape(2, 2, 2) + b).square().sum(-1).sqrt().mean(),
         wants([1.0, -2], [3, -1], [2, 2.5], [-1, 4]), wants([0.3, 1.7], [1.1, -2.3]),
     ),
     # A predicted box has a gradient, so its corners count nothing, even if the example has whole numbers.
-    "boxes is equal to targets": (
+    "boxes is equal to targets in row 0": (
         lambda boxes, targets: (boxes - targets).norm(dim=1).log().mean(),
         wants([10.0, 20.0], [30.0, 50.0]), torch.tensor([[11.0, 23.0], [28.0, 55.0]]),
     ),
@@ -91,6 +91,38 @@ NEAREST = {
     "x is 120 times as large": (lambda x: softmax_log(x, torch.eye(3)[:1]), wants([0.1, 0.9, 0.4])),
     "the inputs are those of the example": (lambda x: x.sqrt().sum(), wants(1.0, 0.0)),
 }  # fmt: skip
+
+
+ENDS = {
+    "the element [0] of x is 1": (lambda x: torch.acos(x).mean(), wants(0.8, -0.4)),
+    "the element [0] of x is -1": (lambda x: (1 + x).log().mean(), wants(0.8, -0.4)),
+    "all of x is 0": (lambda x: x.square().mean().sqrt(), wants(0.5, 1.9)),
+    "x is 0.5": (lambda y, x: (y / (1 - 2 * x)).mean(), wants(1.0, 2.0), torch.tensor(0.2)),
+    "the element [1] of x is -1": (lambda x: (x / (1 + x)).mean(), wants(1.0, -2.5)),
+    "row 0 of x is 0 everywhere": (
+        lambda x: torch.func.vmap(lambda row: row.square().sum().sqrt())(x).mean(), wants([1.0, -2], [0.5, 3]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("distance", ENDS)
+def test_the_end_of_a_range_and_a_pole_are_reached(distance):
+    assert distance in [finding.distance for finding in explain.probe(*ENDS[distance]).findings]
+
+
+def test_anomaly_mode_and_inference_mode_hide_nothing():
+    batch = torch.tensor([1.0, 2.0]), torch.tensor([True, False])
+    for mode in (torch.autograd.set_detect_anomaly(True), torch.inference_mode()):
+        with mode:
+            assert not explain.probe(lambda x, mask: (x * mask).sum() / mask.sum(), *batch).ok
+
+
+def test_what_can_not_be_changed_is_said_and_refuses_nothing():
+    graph, labels = torch.eye(3).to_sparse(), torch.tensor([0, 1, 2], dtype=torch.uint16)
+    x = torch.randn(3, 4, requires_grad=True)
+    assert explain.probe(lambda x, graph, y: F.cross_entropy(graph @ x, y.long()), x, graph, labels).ok
+    report = explain.probe(lambda batch: batch.x.square().mean(), SimpleNamespace(x=x))
+    assert report.notes == [probing.NO_TENSORS]
 
 
 @pytest.mark.parametrize("distance", NEAREST)
@@ -131,7 +163,7 @@ HEALTHY = {
     "a choice that rounding changes": (
         lambda x: x[(1e4 + x).argmax()] / x.abs().max().clamp_min(1e-9), wants(0.1, -0.9, 0.4)
     ),
-    "far from the example, where float64 fails too": (lambda x: (1 - x**2).sqrt().mean(), wants(0.3, -0.5, 0.9)),
+    "far from the example, where float64 fails too": (lambda x: (99 - x**2).sqrt().mean(), wants(0.3, -0.5, 0.9)),
     "far, and negative": (lambda x: (x + 100).log().mean(), wants(3.0, -5.0)),
     "far, and above 1": (lambda p: (1.5 - p).log().mean(), wants(0.3, 0.5, 0.9)),
     "numbers up to 1 without a gradient are fractions, and do not grow": (
@@ -416,6 +448,55 @@ for number in range(2):
     loss = -(y * out.softmax(1).log()).sum(1).mean() + 0 * loss_fn(out, y)
     loss.backward()
 """
+
+
+LOOP = """
+import torch
+model = torch.nn.Linear(3, 4)
+scale, std = torch.tensor(1.0), torch.tensor([0.2, 0.3, 0.4])
+for x, mask in [(torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.3, -0.7]]), torch.tensor([[1.0, 1, 0, 0], [1, 0, 1, 0]]))]:
+    out = model(x / std)
+{}
+    loss.backward()
+"""
+MASK = """
+import torch
+model = torch.nn.Linear(3, 4)
+x, m = torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.3, -0.7]]), torch.tensor([[True, False, True, True]] * 2)
+{}.backward()
+"""
+MEAN = "lambda x, m: (model(x) * m).sum() / m.sum()"
+IN_LOOP = {
+    "    n = mask.sum().clamp(min=1)\n    loss = (out * mask).sum() / n / scale": "nothing was found",
+    "    n = mask.sum()\n    loss = (out * mask).sum() / n / scale": "all of mask is 0",
+    "    d = out.square().sum(1)\n    d.clamp_(min=1e-6)\n    loss = d.sqrt().mean()": "nothing was found",
+    "    parts = []\n    parts.append((out * mask).sum() / mask.sum())\n    loss = sum(parts)": "mask is 0",
+    "    parts = {}\n    parts['a'] = (out * mask).sum() / mask.sum()\n    loss = sum(parts.values())": "mask is 0",
+    "    with torch.autocast('cpu'):\n        loss = (out * mask).sum() / mask.sum()": "mask is 0",
+    "    loss = (out * mask).sum() / mask.sum()\n    if loss.item() > 9: continue": "mask is 0",
+}
+OF_FUNCTIONS = {
+    f"a, b = lambda x: model(x).square().mean(), {MEAN}\n(a(x) + b(x, m))": "<lambda> (2): one line",
+    "def make(eps):\n    def of(x, m): return (model(x) * m).sum() / (m.sum() + eps)\n    return of\n"
+    "bad, good = make(0), make(1)\ngood(x, m)": "of: nothing",
+    "def of(x, *, m): return (model(x) * m).sum() / m.sum()\nof(x, m=m)": "all of m is False",
+    "def of(**batch): return (model(batch['x']) * batch['m']).sum() / batch['m'].sum()\nof(x=x, m=m)": "m is False",
+    "def of(x):\n    x = x.clone().requires_grad_()\n"
+    "    return (torch.autograd.grad(model(x).sum(), x, create_graph=True)[0] / x).mean()\nof(x)": "of x is 0",
+    f"inner = {MEAN}\ndef of(at): return inner([x][at], [m][at])\nof(0)": "all of m is False",
+    f"inner, left = {MEAN}, iter([(x, m)])\ndef of(scale): return inner(*next(left)) * scale\nof(x.mean())": "m is False",
+}
+
+
+@pytest.mark.parametrize(("code", "said"), IN_LOOP.items())
+def test_a_loss_is_cut_out_of_a_loop_with_all_that_changes_it(code, said, searched):
+    status, printed = searched(LOOP.format(code))
+    assert said in printed and status == int("nothing" not in said), printed
+
+
+@pytest.mark.parametrize(("code", "said"), OF_FUNCTIONS.items())
+def test_the_function_that_returned_a_loss_is_searched_with_its_own_batch(code, said, searched):
+    assert said in searched(MASK.format(code))[1]
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,11 @@ Kind = Literal[
   directions: rows of length 1.
 - fractions: between 0 and 1. Those with a gradient may grow, because the output of a model may start small.
 - positives: larger than 0. numbers: all other floats.
-- fixed: tensors that the search does not change, such as complex and empty tensors.
+- fixed: tensors that the search does not change, such as complex, sparse and empty tensors.
 """
+
+_DTYPES = frozenset("""bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64""".split())
+"""The dtypes whose numbers PyTorch can compare and sum."""
 
 MASKS = ("flags", "choices", "labels")
 """The kinds that may mask elements of other inputs."""
@@ -55,7 +58,8 @@ _MOST_VALUES = 6
 
 def kind_of(example: Tensor, is_data: bool = True) -> Kind:
     """The kind of a tensor of the example."""
-    if not example.numel() or example.layout is not torch.strided or example.is_complex():
+    is_dense = example.layout is torch.strided and not example.is_nested
+    if not is_dense or not example.numel() or str(example.dtype).removeprefix("torch.") not in _DTYPES:
         return "fixed"
     if example.dtype is torch.bool:
         return "flags"
@@ -86,12 +90,20 @@ def _is_one(numbers: Tensor) -> bool:
     return bool(((numbers - 1).abs() < _ROUNDED).all())
 
 
-def is_within(kind: Kind, example: Tensor, found: Tensor) -> bool:
-    """Whether numbers are at most ten times as large as the example's. If the example's are up to 1, 1 is the limit."""
+def limits_of(kind: Kind, example: Tensor) -> tuple[float, float]:
+    """The least and the largest number for an input: ten times the example's, or 1 if the example's are up to 1."""
     if kind not in ("numbers", "positives", "counts", "fractions"):
-        return True
+        return -math.inf, math.inf
     largest = float(example.detach().abs().max())
-    return float(found.detach().abs().max()) <= max(1.0, largest if largest <= 1 else 10 * largest) * 1.001
+    most = 1.0 if largest <= 1 else 10 * largest
+    return -most if bool((example < 0).any()) else 0.0, most
+
+
+def is_within(kind: Kind, example: Tensor, found: Tensor) -> bool:
+    """Whether numbers are within their limits. A factor of two digits may pass them by a little."""
+    low, high = limits_of(kind, example)
+    rounding = 1.0 if high == 1 else 1.001
+    return bool(((found >= low * rounding) & (found <= high * rounding)).all())
 
 
 class Input(NamedTuple):
@@ -184,7 +196,8 @@ def candidates(
     yield from _left_out(example, inputs, each, used)
     yield from (single for single in singles if single.changes[0].grows)
     sizes = {tensor.shape[0] for tensor in example.tensors if tensor.dim()}
-    if len(sizes) == 1 and sizes not in ({0}, {1}):  # the last batch of an epoch may have one row
+    is_strided = all(tensor.layout is torch.strided for tensor in example.tensors)
+    if is_strided and len(sizes) == 1 and sizes not in ({0}, {1}):  # the last batch of an epoch may have one row
         yield Candidate(example.of_row(0), is_one_row=True)
     for factor in FACTORS[:2] if parameters else ():
         yield Candidate(example._replace(factor=factor))
@@ -262,7 +275,7 @@ def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]
             yield change(functools.partial(_filled, x, part, value))
         if kind in MASKS and x.numel() > 1:
             yield change(functools.partial(_all_but_one, x, value))
-    if kind == "positives" and is_data and x.dim():  # a pixel without depth, a month without sales, a batch without
+    if kind == "positives" and x.dim():  # a pixel without depth, a month without sales, a batch without
         for part in (0, (0,) * x.dim(), ...):
             yield change(functools.partial(_filled, x, part, 0.0))
     if rows > 1:
@@ -295,7 +308,8 @@ def _values(x: Tensor, kind: Kind) -> list[float]:
         found = x.flatten()[:_MOST_LABELS].unique().tolist()
         return [0, 1] if found == [1] else [*found[:_MOST_VALUES], int(x.max()), *[1] * (found[0] > 1)]
     values = {"flags": (False, True), "counts": (0.0,), "fractions": (0.0, 1.0), "numbers": (0.0,)}
-    return [*values.get(kind, ())]
+    may_end_at_1 = kind == "numbers" and float(x.detach().abs().max()) <= 1  # such as a cosine, or a correlation
+    return [*values.get(kind, ()), *(1.0, -1.0) * may_end_at_1]
 
 
 def _parts(x: Tensor, kind: Kind) -> Iterator[Any]:

@@ -170,11 +170,22 @@ class ProbeReport:
 def distance(loss: Loss, found: Case, changes: Sequence[Change], kinds: Sequence[Kind]) -> str:
     """How far a case is from the example, in words."""
     said = [f"all parameters are {found.factor:g} times as large"] if found.factor != 1 else []
-    phrases = {change.at: change.phrase.replace("{:g}", f"{change.factor:g}") for change in changes}
+    phrases = {each.at: _phrase(each, loss.example.tensors[each.at], found.tensors[each.at]) for each in changes}
     for at, (before, after) in enumerate(zip(loss.example.tensors, found.tensors, strict=True)):
         if not torch.equal(before, after):
             said.append(phrases.get(at) or _changed(loss.names[at], before, after, kinds[at]))
     return " and ".join(said) or "the inputs are those of the example"
+
+
+def _phrase(change: Change, before: Tensor, after: Tensor) -> str:
+    """What is special about a value. Empty if its numbers show it, or if only a part of the change was needed."""
+    whole, phrase = change.make(change.factor), change.phrase.replace("{:g}", f"{change.factor:g}")
+    if after.equal(whole):
+        return phrase
+    if after.dim() < 2 or not any(words in phrase for words in ("is equal to", "is the opposite of")):
+        return ""
+    rows = (before != after).flatten(1).any(1).nonzero().flatten().tolist()
+    return f"{phrase} in row {rows[0]}" if len(rows) == 1 and after[rows[0]].equal(whole[rows[0]]) else ""
 
 
 def _changed(name: str, before: Tensor, after: Tensor, kind: Kind) -> str:
@@ -222,7 +233,8 @@ def test_of(loss: Loss, case: Case, kinds: Sequence[Kind], is_finite: bool = Fal
 
 def _of_one_row(loss: Loss, case: Case) -> Iterator[Case]:
     """The case with one row of each input, if one row of the example does not fail for another reason."""
-    rows = {len(tensor) for tensor in case.tensors if tensor.dim()}
+    is_strided = all(tensor.layout is torch.strided for tensor in case.tensors)
+    rows = {len(tensor) for tensor in case.tensors if tensor.dim() and is_strided}
     for row in range(min(_MOST_ROWS, *rows) if len(rows) == 1 and rows != {1} else 0):
         before = loss.numbers(loss.example.of_row(row))
         if before is not None and before.is_finite and loss.fails(case.of_row(row)):

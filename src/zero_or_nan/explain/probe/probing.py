@@ -14,17 +14,18 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ...functions.numerics import numerics_of
 from ..births.call import Call, in_order
 from ..report.report import place
-from .candidates import ROWS, Candidate, Change, Input, Kind, candidates, is_within, kind_of
+from .candidates import ROWS, Candidate, Change, Input, Kind, candidates, is_within, kind_of, limits_of
 from .finding import Edge, Finding, ProbeReport, distance, test_of
 from .loss import Case, Key, Loss, Numbers
 from .rounded import Calls, rounded
@@ -39,12 +40,21 @@ FAILS_ON_ONE_ROW = (
     "a batch of one row is not finite at {}, and many losses need two rows: let the DataLoader drop its last batch, or "
     "handle this batch"
 )
+NO_TENSORS = (
+    "no input is a tensor, or a tuple, list or dict of tensors, so only the parameters were changed: give the loss its "
+    "batch as tensors"
+)
 TIME_IS_UP = "the search was stopped after {:g} seconds, and some inputs were not tried: pass a larger `seconds`"
 
 _STEPS, _TRIES = 12, 48
 """The number of steps towards an edge, and of tries between the last case before it and the first case beyond."""
 
-_OVERSHOOT = 1.5
+_OVERSHOOTS = 1.0, 1.5
+"""How far the steps go, relative to Newton's. His own step ends at a pole, and a longer one ends beyond a bound."""
+
+_MOVED = ("numbers", "positives", "fractions")
+"""The kinds that follow a gradient."""
+
 _BISECTIONS = 8
 _FIRST_ROWS = 100
 """How many rows of a parameter are read to find its kind. All rows may be a large part of the memory."""
@@ -99,6 +109,8 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
     if not seconds > 0:
         raise ValueError(f"seconds={seconds!r} is not positive: give the search more than 0 seconds")
     search = Search(Loss(loss_fn, inputs, seed), seconds)
+    if all(kind == "fixed" for kind in search.kinds):
+        search.report.notes.append(NO_TENSORS)
     with search.loss.kept(), search.counted():
         if not search.run():
             search.report.notes.append(TIME_IS_UP.format(seconds))
@@ -334,7 +346,7 @@ def towards(
     `gaps_of` returns the gaps for a loss and its calls with an edge, in order of time; None if there are no gaps.
     """
     case, inside, beyond, count = loss.example, loss.example, None, 0
-    moved = [at for at, kind in enumerate(kinds) if kind == "numbers"]
+    moved = {at: limits_of(kind, loss.example.tensors[at]) for at, kind in enumerate(kinds) if kind in _MOVED}
     drawn = torch.Generator().manual_seed(0)
     for number in range(_STEPS + _TRIES):
         calls = Calls(has_edge)
@@ -354,19 +366,20 @@ def towards(
             found = torch.autograd.grad(ahead.min(), given, allow_unused=True, materialize_grads=True)
             slopes = [slope.detach() for slope in found]  # a gradient that PyTorch fills in requires a gradient
             size = float(sum(slope.double().square().sum() for slope in slopes))
-            step = _OVERSHOOT * ahead.min().item() / size if size else math.inf
+            step = _OVERSHOOTS[number % 2] * ahead.min().item() / size if size else math.inf
             if not 0 < step < math.inf:
                 return
-            for at, slope in zip(moved, slopes, strict=True):
-                case = case.with_input(at, case.tensors[at] - step * slope)
-            if not all(map(is_within, kinds, loss.example.tensors, case.tensors)):
+            before = case
+            for (at, (low, high)), slope in zip(moved.items(), slopes, strict=True):
+                case = case.with_input(at, (case.tensors[at] - step * slope).clamp(low, high))
+            if all(map(torch.equal, before.tensors, case.tensors)):
                 return
         else:
             return
         yield case
 
 
-def _between(case: Case, other: Case, moved: Sequence[int], drawn: torch.Generator) -> Case:
+def _between(case: Case, other: Case, moved: Iterable[int], drawn: torch.Generator) -> Case:
     """A case in which each element of some inputs is at a random place between those of two cases."""
     for at in moved:
         x, y = case.tensors[at], other.tensors[at]
@@ -379,8 +392,8 @@ def _gaps(call: Call) -> Tensor | None:
     known = numerics_of(call.name)
     divisor = None if known.is_limited else _divisor(call)
     operand = next(iter(call.tensors()), None) if divisor is None else divisor
-    if operand is None or not operand.is_floating_point():
-        return None
+    if operand is None or not operand.is_floating_point() or is_functorch_wrapped_tensor(operand):
+        return None  # the numbers inside a `vmap` can't be read
     if divisor is not None:
         return divisor.abs().flatten()
     low, high = known.domain
@@ -435,22 +448,22 @@ def _fewest(before: Tensor, after: Tensor, shape: Sequence[int], shows: Callable
     """
     changed = before != after
     changed = changed.flatten(1).any(1) if tuple(shape) != tuple(before.shape) else changed.flatten()
-    places = changed.nonzero().flatten().tolist()
+    places = changed.nonzero().flatten()
 
-    def of(some: list[int]) -> Tensor:
+    def of(*parts: Tensor) -> Tensor:
         chosen = torch.zeros_like(changed)
-        chosen[some] = True
+        chosen[torch.cat(parts)] = True
         return torch.where(chosen.reshape(shape), after, before)
 
-    for single in places[:3]:
-        if shows(of([single])):
-            return of([single])
+    for single in places[:3].split(1):
+        if shows(of(single)):
+            return of(single)
     parts, tries = [places], 0
     while tries < _MOST_PARTS and any(len(part) > 1 for part in parts):
-        parts = [half for part in parts for half in (part[: len(part) // 2], part[len(part) // 2 :]) if half]
+        parts = [half for part in parts for half in part.tensor_split(2) if len(half)]
         for part in list(parts):
             rest = [each for each in parts if each is not part]
             tries += 1
-            if rest and shows(of(list(itertools.chain.from_iterable(rest)))):
+            if rest and shows(of(*rest)):
                 parts = rest
-    return of(list(itertools.chain.from_iterable(parts)))
+    return of(*parts)

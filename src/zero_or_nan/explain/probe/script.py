@@ -1,30 +1,30 @@
 """The losses of an unchanged script: `python -m zero_or_nan.explain --probe script.py`.
 
 The script runs until its first backward pass. If one of the user's functions has returned the loss by then, the search
-uses this function with the arguments of that call. If not, a function is cut out of the code before the pass, because
-many scripts have `loss = …` and `loss.backward()` in one loop. This function has the statements of the block that
-compute the loss. Tensors without a graph are its inputs, and all other variables keep their values.
+uses this function with the arguments of that call. If not, a function is cut out of the code before the pass.
 """
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import functools
 import gc
 import inspect
-import linecache
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from ...ignoring.inside import graph_from, not_compiled
 from ...replacing import put_back, replace_engine
 from ..program.code import is_inside
+from ..program.rerun import RandomState
 from ..program.tensors import tensors_in
+from .cut_out import cut_out
 from .finding import ProbeReport
 from .loss import loss_of
 from .probing import probe
@@ -33,7 +33,11 @@ NO_FUNCTION = (
     "no function of the script returned the loss of the first backward pass, and explain could not cut the loss out of "
     "the code before it. Write the loss as a function of a batch: def loss_fn(x, y): return F.mse_loss(model(x), y)"
 )
+OTHERS = "{} other losses of this script were not searched: write them as functions with different names"
 CUT_OUT = "no function of the script returns the loss, so this function was searched, which the test calls, too:\n\n{}"
+
+_MOST_LOSSES = 4
+"""How many losses of a script are searched."""
 
 _STANDARD = os.path.dirname(os.__file__)
 """The folder of Python's standard library. PyTorch calls functions from there with a loss."""
@@ -56,6 +60,18 @@ class Called(NamedTuple):
     loss: Tensor
     began: int
     ended: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What distinguishes this call from other calls of the same code: its function, its owner, and its flags."""
+        flags = [repr(each) for each in self.inputs if isinstance(each, (bool, str)) or each is None]
+        named = getattr(self.function, "keywords", {})
+        flags += [f"{name}={each!r}" for name, each in named.items() if isinstance(each, (bool, str))]
+        inner = getattr(self.function, "func", self.function)
+        return id(getattr(inner, "__func__", inner)), id(getattr(inner, "__self__", None)), *flags
+
+    def is_inside(self, other: Called) -> bool:
+        return other.began < self.began and self.ended < other.ended
 
 
 class Losses:
@@ -92,17 +108,31 @@ class Losses:
                 self._found.append(Called(function.__qualname__, *_called(function, values), loss, began, self._count))
 
     def _search(self, run: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
+        is_part = kwargs.get("accumulate_grad") is False and args[2]  # the gradient of a penalty, say
+        if is_part:
+            return run(roots, *args, **kwargs)
         self.__exit__()
         graph = graph_from(tensors_in(roots))
         calls = [call for call in self._found if call.loss.grad_fn in graph]
-        outermost = [call for call in calls if not any(o.began < call.began and call.ended < o.ended for o in calls)]
-        reports: dict[str, ProbeReport] = {}
-        for call in outermost:
-            if call.name not in reports:
-                reports[call.name] = probe(call.function, *call.inputs, seconds=self._seconds)
+        with_tensors = [call for call in calls if tensors_in(call.inputs)]  # others have a batch that can't be changed
+        reports = self._outermost(with_tensors) or self._outermost(calls)
         if not reports and (report := self._cut_out(graph)) is not None:
             reports["the loss"] = report
         raise FirstStep(reports)
+
+    def _outermost(self, calls: Sequence[Called]) -> dict[str, ProbeReport]:
+        """The reports of the outermost calls that can run again; of calls inside of the others, if there are none."""
+        outermost = [call for call in calls if not any(map(call.is_inside, calls))]
+        distinct = {call.key: call for call in reversed(outermost)}
+        reports: dict[str, ProbeReport] = {}
+        for call in [*distinct.values()][::-1][:_MOST_LOSSES]:
+            with contextlib.suppress(Exception):  # such as the end of an iterator, from which the call takes its batch
+                name = call.name if call.name not in reports else f"{call.name} ({len(reports) + 1})"
+                reports[name] = probe(call.function, *call.inputs, seconds=self._seconds)
+        if reports and len(distinct) > _MOST_LOSSES:
+            next(iter(reports.values())).notes.append(OTHERS.format(len(distinct) - _MOST_LOSSES))
+        inner = [call for call in calls if any(map(call.is_inside, calls))]
+        return reports or (self._outermost(inner) if inner else {})
 
     def _cut_out(self, graph: Any) -> ProbeReport | None:
         """The report of a loss that is cut out of the code before its backward pass; None if that does not work."""
@@ -113,10 +143,15 @@ class Losses:
             frame = frame.f_back
         if cut is None:
             return None
-        function, inputs, code = cut
+        function, inputs, code, loss = cut
         try:
-            report = probe(function, *inputs, seconds=self._seconds)
+            before = RandomState.now()
+            again = function(*inputs)
+            is_same = before.has_changed() or torch.allclose(again, loss, rtol=0.05, atol=1e-3)
+            report = probe(function, *inputs, seconds=self._seconds) if is_same else None
         except Exception:  # a variable that it needs has changed since
+            return None
+        if report is None:
             return None
         report.notes.append(CUT_OUT.format(code))
         return report
@@ -133,8 +168,18 @@ def _loss_in(result: Any) -> Tensor | None:
 
 def _function_of(frame: FrameType) -> FunctionType | None:
     """The function whose call a frame is."""
-    owners = gc.get_referrers(frame.f_code)
-    return next((each for each in owners if isinstance(each, FunctionType) and each.__code__ is frame.f_code), None)
+    owners = [each for each in gc.get_referrers(frame.f_code) if isinstance(each, FunctionType)]
+    return next((each for each in owners if each.__code__ is frame.f_code and _closes_over(each, frame)), None)
+
+
+def _closes_over(function: FunctionType, frame: FrameType) -> bool:
+    """Whether the variables of outer functions that a call sees are those of a function: a factory makes several."""
+    values = frame.f_locals
+    pairs = zip(frame.f_code.co_freevars, function.__closure__ or (), strict=True)
+    try:
+        return all(name not in values or cell.cell_contents is values[name] for name, cell in pairs)
+    except ValueError:  # a variable that is not set yet
+        return False
 
 
 def _called(function: FunctionType, values: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -144,78 +189,21 @@ def _called(function: FunctionType, values: dict[str, Any]) -> tuple[Callable[..
     inputs = [*(values[name] for name in names[:count]), *(values[more] if more else ())]
     named = {name: values[name] for name in names[count:]} | (values[more_named] if more_named else {})
     called: Callable[..., Any] = MethodType(function, inputs.pop(0)) if names[:1] == ["self"] else function
-    return functools.partial(called, **named) if named else called, tuple(inputs)
+    batch = {name: value for name, value in named.items() if tensors_in(value)}
+    others = {name: value for name, value in named.items() if name not in batch}
+    called = functools.partial(called, **others) if others else called
+    return _by_position(called, len(inputs), [*batch]) if batch else called, (*inputs, *batch.values())
 
 
-# A function that is cut out of the code.
+def _by_position(function: Callable[..., Any], count: int, names: Sequence[str]) -> Callable[..., Any]:
+    """A function that takes some named arguments by their position, after its own."""
 
+    def loss_fn(*inputs: Any) -> Any:
+        return function(*inputs[:count], **dict(zip(names, inputs[count:], strict=True)))
 
-def cut_out(frame: FrameType, graph: Any) -> tuple[Callable[..., Any], tuple[Any, ...], str] | None:
-    """A function that computes a loss whose backward pass has just begun, with its inputs and its code.
-
-    Args:
-        frame: the frame of the line that began the pass. If the line can't be read, the result is None.
-        graph: the nodes of the loss.
-    """
-    filename, values = frame.f_code.co_filename, {**frame.f_globals, **frame.f_locals}
-    try:
-        tree = ast.parse("".join(linecache.getlines(filename, frame.f_globals)))
-    except SyntaxError:  # a cell with magic commands
-        return None
-    block = _block_at(tree.body, frame.f_lineno)
-    if not block:
-        return None
-    *before, last = block
-    losses = {each.id: each for each in _names(last) if _is_loss(values.get(each.id), graph)}
-    called = last.value.func if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) else None
-    loss = called.value if isinstance(called, ast.Attribute) and called.attr == "backward" else None
-    loss = next(iter(losses.values())) if len(losses) == 1 else loss  # a GradScaler multiplies it
-    if loss is None:
-        return None
-    body: list[ast.stmt] = [ast.copy_location(ast.Return(loss), last)]
-    wanted = {each.id for each in _names(loss) if _is_computed(values.get(each.id))}
-    for statement in reversed(before):
-        if wanted & {each.id for each in _names(statement, ast.Store)}:
-            body.insert(0, statement)
-            wanted |= {each.id for each in _names(statement) if _is_computed(values.get(each.id))}
-    stored = {each.id for part in body for each in _names(part, ast.Store)}
-    loaded = dict.fromkeys(each.id for part in body for each in _names(part) if each.id not in stored)
-    if any(_is_computed(values.get(name)) for name in loaded):  # by a caller
-        return None
-    inputs = {name: values[name] for name in loaded if _is_input(values.get(name))}
-    name = "loss_fn"
-    while name in values:  # nn.CrossEntropyLoss() is often called so
-        name += "_"
-    header: Any = ast.parse(f"def {name}({', '.join(inputs)}): pass").body[0]
-    header.body = body
-    code = compile(ast.fix_missing_locations(ast.Module([header], [])), filename, "exec")
-    exec(code, values)
-    return values[name], (*inputs.values(),), ast.unparse(header)
-
-
-def _block_at(statements: Sequence[ast.stmt], line: int) -> list[ast.stmt]:
-    """The statements of the innermost block up to the one at a line; empty if there is none."""
-    for number, statement in enumerate(statements):
-        if statement.lineno <= line <= (statement.end_lineno or 0):
-            blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
-            blocks += [handler.body for handler in getattr(statement, "handlers", [])]
-            inner = next(filter(None, (_block_at(block, line) for block in blocks)), None)
-            return inner or [*statements[: number + 1]]
-    return []
-
-
-def _names(tree: ast.AST, context: type[ast.expr_context] = ast.Load) -> Iterator[ast.Name]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context))
-
-
-def _is_loss(thing: Any, graph: Any) -> bool:
-    return isinstance(thing, Tensor) and thing.numel() == 1 and thing.grad_fn in graph
-
-
-def _is_computed(thing: Any) -> bool:
-    return any(tensor.grad_fn is not None for tensor in tensors_in(thing))
-
-
-def _is_input(thing: Any) -> bool:
-    tensors = tensors_in(thing)
-    return bool(tensors) and not any(isinstance(each, nn.Parameter) for each in tensors)
+    first = [*inspect.signature(function).parameters][:count]
+    known = [name if name.isidentifier() and name not in names else f"input_{at}" for at, name in enumerate(first)]
+    parameters = [*known, *(f"input_{at}" for at in range(len(known), count)), *names]
+    of_position = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    loss_fn.__signature__ = inspect.Signature([inspect.Parameter(each, of_position) for each in parameters])  # type: ignore[attr-defined]
+    return loss_fn

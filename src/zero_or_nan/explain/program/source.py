@@ -283,10 +283,14 @@ def has_functional(place: Place) -> bool:
 
 
 def lacks_torch(place: Place) -> bool:
-    """Whether the file of a call has no name `torch`. A cell of a notebook may have it from another cell."""
+    """Whether the file of a call has no name `torch`. A cell of a notebook may have it from another cell.
+
+    A file that uses the name has it, even if no statement shows from where: `from common import *`.
+    """
     tree = parsed_file(place) if os.path.isfile(place.filename) else None
-    names = set().union(*map(_binds, ast.walk(tree))) if tree is not None else {"torch"}
-    return "torch" not in {name.partition(".")[0] for name in names}
+    if tree is None or any(isinstance(node, ast.Name) and node.id == "torch" for node in ast.walk(tree)):
+        return False
+    return "torch" not in {name.partition(".")[0] for name in set().union(*map(_binds, ast.walk(tree)))}
 
 
 def can_come_before(place: Place) -> bool:

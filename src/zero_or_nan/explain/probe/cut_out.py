@@ -1,0 +1,165 @@
+"""A loss as a function that is cut out of a script: the statements before `loss.backward()` that compute the loss.
+
+Many scripts have `loss = …` and `loss.backward()` in one loop, without a function that returns the loss. The inputs of
+the new function are tensors without a graph that the loop sets and computes from no other such tensor. All other
+variables keep their values.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..program.tensors import tensors_in
+
+_GROWING = frozenset("append extend insert update add setdefault".split())
+"""Methods of lists, dicts and sets that put something in."""
+
+
+def cut_out(frame: FrameType, graph: Any) -> tuple[Callable[..., Any], tuple[Any, ...], str, Tensor] | None:
+    """A function that computes a loss whose backward pass has just begun, with its inputs, its code, and the loss.
+
+    Args:
+        frame: the frame of the line that began the pass. If the line can't be read, the result is None.
+        graph: the nodes of the loss.
+    """
+    filename, values = frame.f_code.co_filename, {**frame.f_globals, **frame.f_locals}
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename, frame.f_globals)))
+    except SyntaxError:  # a cell with magic commands
+        return None
+    block = _block_at(tree.body, frame.f_lineno)
+    if not block:
+        return None
+    *before, last = block
+    own = _set_in_loop(tree, frame.f_lineno)
+    losses = {each.id: each for each in _names(last) if _is_loss(values.get(each.id), graph)}
+    called = last.value.func if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) else None
+    loss = called.value if isinstance(called, ast.Attribute) and called.attr == "backward" else None
+    loss = next(iter(losses.values())) if len(losses) == 1 else loss  # a GradScaler multiplies it
+    if loss is None:
+        return None
+    derived = {name for name in own if _is_derived(name, before, own, values)}
+    for kept in (derived, set()) if derived else (set(),):
+        body = _body(loss, last, before, values, kept)
+        loaded = _loaded(body)
+        inputs = {name: values[name] for name in loaded if _is_input(values.get(name))}
+        if inputs:
+            break
+    inputs = {name: value for name, value in inputs.items() if name in own} or inputs  # others are constants
+    if any(_is_computed(values.get(name)) for name in loaded):  # by a caller
+        return None
+    found = _the_loss(loss, values)
+    name = "loss_fn"
+    while name in values:  # nn.CrossEntropyLoss() is often called so
+        name += "_"
+    header: Any = ast.parse(f"def {name}({', '.join(inputs)}): pass").body[0]
+    header.body = body
+    code = compile(ast.fix_missing_locations(ast.Module([header], [])), filename, "exec")
+    exec(code, values)
+    return values[name], (*inputs.values(),), ast.unparse(header), found
+
+
+def _body(loss: ast.expr, last: ast.stmt, before: Sequence[ast.stmt], values: Any, derived: set[str]) -> list[ast.stmt]:
+    """The statements that compute a loss from tensors without a graph, except those that are `derived` from others."""
+
+    def is_wanted(name: str) -> bool:
+        return name in derived or _is_computed(values.get(name))
+
+    body: list[ast.stmt] = [ast.copy_location(ast.Return(loss), last)]
+    wanted = {each.id for each in _names(loss) if is_wanted(each.id)}
+    for statement in reversed(before):
+        if wanted & _changed_by(statement):
+            body.insert(0, statement)
+            wanted |= {each.id for each in _names(statement) if is_wanted(each.id)}
+    return body
+
+
+def _changed_by(statement: ast.stmt) -> set[str]:
+    """The variables that a statement sets, or whose value it changes: `x[0] = 1`, `x.clamp_(min=0)`, `x.append(1)`."""
+    found = {each.id for each in _names(statement, ast.Store)}
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            found |= {each.id for each in _names(node.value)}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            is_in_place = node.func.attr.endswith("_") and not node.func.attr.endswith("__")
+            found |= (
+                {each.id for each in _names(node.func.value)} if is_in_place or node.func.attr in _GROWING else set()
+            )
+    return found
+
+
+def _loaded(statements: Sequence[ast.stmt], stored: set[str] | None = None) -> list[str]:
+    """The variables that statements read before they set them. Those that are set are added to `stored`."""
+    stored, loaded = set() if stored is None else stored, dict[str, None]()
+    for statement in statements:
+        blocks = _blocks(statement)
+        inner = {id(each) for block in blocks for each in block}
+        heads = [each for each in ast.iter_child_nodes(statement) if id(each) not in inner]
+        loaded |= dict.fromkeys(each.id for head in heads for each in _names(head) if each.id not in stored)
+        stored |= {each.id for head in heads for each in _names(head, ast.Store)}
+        for block in blocks:
+            loaded |= dict.fromkeys(_loaded(block, stored))
+    return [*loaded]
+
+
+def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
+    """The blocks of a statement, such as the body of a loop."""
+    blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+    return [*blocks, *(handler.body for handler in getattr(statement, "handlers", []))]
+
+
+def _is_derived(name: str, before: Sequence[ast.stmt], own: set[str], values: Any) -> bool:
+    """Whether a variable without a graph is computed from other tensors of the loop, and from no others."""
+    made = [each for each in before if name in {part.id for part in _names(each, ast.Store)}]
+    read = {part.id for part in _names(made[-1]) if _is_input(values.get(part.id))} - {name} if made else set()
+    return _is_input(values.get(name)) and bool(read) and read <= own
+
+
+def _set_in_loop(tree: ast.Module, line: int) -> set[str]:
+    """The variables that the innermost loop or function at a line sets; empty if there is none."""
+    kinds = ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef
+    around = [
+        node for node in ast.walk(tree) if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    inner = max(around, key=lambda node: node.lineno, default=None)
+    parameters = [node.arg for node in ast.walk(inner) if isinstance(node, ast.arg)] if inner is not None else []
+    return {*parameters, *(each.id for each in _names(inner, ast.Store))} if inner is not None else set()
+
+
+def _the_loss(loss: ast.expr, values: Any) -> Tensor:
+    """The value of an expression."""
+    return eval(compile(ast.fix_missing_locations(ast.Expression(loss)), "<loss>", "eval"), values)
+
+
+def _block_at(statements: Sequence[ast.stmt], line: int) -> list[ast.stmt]:
+    """The statements of a loop or function up to a line, also those of blocks such as `if`; empty if there are none."""
+    for number, statement in enumerate(statements):
+        if statement.lineno <= line <= (statement.end_lineno or 0):
+            inner = next(filter(None, (_block_at(block, line) for block in _blocks(statement))), None)
+            is_part = isinstance(statement, (ast.If, ast.With, ast.AsyncWith, ast.Try))
+            outer = statements[:number] if is_part else []
+            return [*outer, *inner] if inner else [*statements[: number + 1]]
+    return []
+
+
+def _names(tree: ast.AST, context: type[ast.expr_context] = ast.Load) -> Iterator[ast.Name]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context))
+
+
+def _is_loss(thing: Any, graph: Any) -> bool:
+    return isinstance(thing, Tensor) and thing.numel() == 1 and thing.grad_fn in graph
+
+
+def _is_computed(thing: Any) -> bool:
+    return any(tensor.grad_fn is not None for tensor in tensors_in(thing))
+
+
+def _is_input(thing: Any) -> bool:
+    tensors = tensors_in(thing)
+    return bool(tensors) and not any(isinstance(each, nn.Parameter) for each in tensors)
