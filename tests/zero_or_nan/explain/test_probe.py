@@ -484,7 +484,7 @@ OF_FUNCTIONS = {
     "def of(x):\n    x = x.clone().requires_grad_()\n"
     "    return (torch.autograd.grad(model(x).sum(), x, create_graph=True)[0] / x).mean()\nof(x)": "of x is 0",
     f"inner = {MEAN}\ndef of(at): return inner([x][at], [m][at])\nof(0)": "all of m is False",
-    f"inner, left = {MEAN}, iter([(x, m)])\ndef of(scale): return inner(*next(left)) * scale\nof(x.mean())": "m is False",
+    f"mean, left = {MEAN}, iter([(x, m)])\ndef of(scale): return mean(*next(left)) * scale\nof(x.mean())": "m is False",
 }
 
 

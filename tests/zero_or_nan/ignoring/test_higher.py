@@ -108,6 +108,12 @@ APART = {
     "inv": torch.linalg.inv,
     "logcumsumexp": lambda x: (x * 1).logcumsumexp(1),
     "cumprod behind infinite slopes": lambda x: x.abs().sqrt().cumprod(0),
+    "scatter_reduce": lambda x: torch.zeros_like(x).scatter_reduce(1, torch.zeros_like(x).long(), x * x, "amax"),
+    "index_reduce": lambda x: torch.zeros_like(x).index_reduce(
+        1, torch.tensor([0, 0, 1]), x * x, "amin", include_self=False
+    ),
+    "the largest norm": lambda x: torch.linalg.vector_norm(x * x, math.inf, dim=2),
+    "logit": lambda x: (x / 2).logit(),
 }
 
 
@@ -120,6 +126,7 @@ def penalty(auto, function, x, used):
     return slope.detach(), *auto.grad(slope[used].abs().square().sum(), x)
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize(
     "name, bad, dtype",
     [
@@ -162,6 +169,22 @@ def test_what_a_function_did_not_read_is_a_constant_for_the_second_derivative(na
 
     unread, alone = UNREAD[name]
     torch.testing.assert_close(penalized(ignoring, unread), penalized(torch.autograd, alone))
+
+
+def test_a_recorded_gradient_has_the_bits_of_one_that_is_not():
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    loss = torch.sgn(2 + x.sqrt())[1:].sum()
+    for gradient in (torch.autograd.grad, ignoring.grad):
+        for records in (True, False):
+            assert gradient(loss, x, retain_graph=True, create_graph=records)[0].add(0).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("function", [torch.linalg.eigh, torch.linalg.eig])
+def test_a_loss_that_depends_on_the_phase_of_a_vector_is_refused_as_by_pytorch(function):
+    x = torch.tensor([[2, 1j], [-1j, 3]], requires_grad=True)
+    for gradient in (torch.autograd.grad, ignoring.grad):
+        with pytest.raises(RuntimeError, match="specified up to multiplication"):
+            gradient(function(x)[1][:, 0].real.sum(), x)
 
 
 def recorded(x):

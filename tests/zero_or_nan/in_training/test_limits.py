@@ -185,8 +185,8 @@ def test_vmap_and_jacrev_inside_the_loss(ignoring, rows):
 @pytest.mark.setup(
     "`torch.func.grad`",
     "gradients = ignoring.func.grad(total)(parameters)",
-    "Or `vjp`, `jacrev` or `grad_and_value`. They work under `torch.vmap`, too. Another transform of `torch.func` around "
-    "it raises an error.",
+    "Or `vjp`, `jacrev` or `grad_and_value`. They work under `torch.vmap`, too. Another transform of `torch.func` "
+    "around it raises an error.",
 )
 @compared()
 def test_the_gradient_of_a_function(ignoring, rows):

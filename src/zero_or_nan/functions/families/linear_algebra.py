@@ -26,6 +26,7 @@ from ...masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, un
 from ...masks.mask import Mask, anywhere
 from ...masks.numbers import has_nan
 from ..conditions import FINITE
+from ..graph import run
 from ..numerics import numerics
 from ..registry import derivative, function, rule
 from ..rewrites import advice
@@ -65,6 +66,12 @@ advice(
     "s = torch.linalg.eigvalsh(x)",
     "undefined#eigenvectors-of-equal-eigenvalues",
 )
+
+
+@derivative("LinalgEigh LinalgEig")
+def eigenvectors(node: Any, grads: Any) -> Any:
+    """PyTorch's own formula. It does not ask of cotangents whether the loss depends on the phase of the vectors."""
+    return run(node, *grads)
 
 
 def _reached(rows: Tensor, upper: bool, left: bool = True, **_: Any) -> Tensor:

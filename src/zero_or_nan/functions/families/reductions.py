@@ -124,9 +124,7 @@ def _shared_at(node: Any, grad: Any, at: Any, source: Tensor, read: Any, add: An
     return picked_share(shared, of_own, result), to_source
 
 
-def picked_share(shared: Any, picked: Tensor, result: Tensor) -> Cotangent:
+def picked_share(shared: Any, picked: Tensor, result: Tensor) -> Any:
     """The shared cotangent at the picked elements, and NaN where the result is NaN and counts."""
     nan = result.isnan()
-    value = unwrap(shared).masked_fill(~picked, 0).masked_fill(nan, torch.nan)
-    arriving = torch.ones_like(picked) if shared.mask is None else shared.mask
-    return zero_ignored(value.masked_fill(nan & ~arriving, 0), (picked | nan) & arriving)
+    return (shared * torch.ones_like(result).masked_fill(nan, torch.nan)).masked_fill(~(picked | nan), 0)

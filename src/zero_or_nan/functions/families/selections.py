@@ -97,7 +97,9 @@ def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
         condition = unwrap(condition)
     # The usual form, where(condition, cotangent, 0), and where(condition, 0, cotangent).
     for source, other, taken in ((a, b, True), (b, a, False)):
-        if type(source) is Cotangent and _is_zero(other):
+        if type(source) is Cotangent and _is(torch.nan, other):  # as if it were multiplied by NaN
+            return zero_ignored(value, expanded(mask_of(source), value.shape))
+        if type(source) is Cotangent and _is(0, other):
             mask = mask_of(source)
             if selecting(source):
                 through = chosen(condition, source, taken)
@@ -114,11 +116,11 @@ def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
     return Cotangent(value, torch.where(condition, full(mask_a, value), full(mask_b, value)).expand(value.shape))
 
 
-def _is_zero(thing: Any) -> bool:
-    """True for the number 0, also as a plain tensor without dimensions."""
+def _is(number: float, thing: Any) -> bool:
+    """Whether a thing is this number, also as a plain tensor without dimensions."""
     if type(thing) is Cotangent or isinstance(thing, Tensor) and thing.dim():
         return False
-    return bool(thing == 0)
+    return bool(thing != thing) if number != number else bool(thing == number)
 
 
 def _not_zero(thing: Any, value: Tensor) -> Tensor:

@@ -459,11 +459,9 @@ def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
     """The mask of a derivative's result. If the result is a ZeroTensor, all of its elements are ignored.
 
     A ZeroTensor is the tangent of a constant. A product with it is a ZeroTensor, also if the other factor is NaN. So
-    the other factor is ignored. `sgn` is an exception: it gives a ZeroTensor too, but sgn(NaN) is NaN.
+    the other factor is ignored.
     """
-    if _is_zerotensor(value) and function_of(node.name()) != "Sgn":
-        return everywhere(False, value)
-    return mask
+    return everywhere(False, value) if _is_zerotensor(value) else mask
 
 
 _NOTHING_IGNORED = _Arrived(None, None, 0)
