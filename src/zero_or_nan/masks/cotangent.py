@@ -123,7 +123,6 @@ def can_carry(tensor: Any) -> bool:
         and tensor.device.type != "meta"
         and not tensor._is_zerotensor()
         and (tensor.is_floating_point() or tensor.is_complex())
-        and tensor.dtype is not torch.complex32  # PyTorch can't add these
         and not is_wrapped(tensor)
     )
 

@@ -107,6 +107,13 @@ def test_new_zeros_that_something_multiplies_count():
     assert x.grad[0].isnan().all() and "Users (it may select, and has no record)" in message
 
 
+def test_without_ignored_elements_the_code_may_select_all_the_same():
+    x = torch.tensor([4.0, 0.0], requires_grad=True)
+    root = function(saving(torch.sqrt), lambda ctx, gradient: gradient / (2 * ctx.saved_tensors[0].sqrt()))
+    _, (message,) = told(lambda: ignoring.backward(root(x).sum()))
+    assert x.grad.tolist() == [0.25, inf] and "Users (it may select, and has no record)" in message
+
+
 # What no tape can see: then the node is opaque, and a warning says so.
 
 

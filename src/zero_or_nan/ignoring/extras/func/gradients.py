@@ -148,6 +148,9 @@ def jacrev(
 ) -> Callable[..., Any]:
     """Like `torch.func.jacrev`, but elements that an output ignored do not reach the rows of this output.
 
+    A row belongs to one element of the outputs. The other elements get a 0 that counts, as in `vjp`. So if a function
+    is elementwise, and has no slope at one element, the other rows have NaN at this element.
+
     Args:
         func: a function that returns a tensor of floating dtype, or a tuple, list or dict of such tensors.
         argnums, has_aux: the same as for `grad`, but complex tensors are refused.

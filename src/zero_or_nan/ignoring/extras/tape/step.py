@@ -27,6 +27,10 @@ def _taped(node: Any, function: Function) -> type[Step] | None:
     return Taped if is_users else None
 
 
+_MAY_SELECT = "it may select, and has no record"
+"""Why the code is not followed, although it calls PyTorch's operators only."""
+
+
 class Taped(Opaque):
     """The run of a user's derivative in Python. If ignored elements arrive, a tape follows its operators.
 
@@ -71,6 +75,7 @@ class Taped(Opaque):
         if tape is not None:
             tape.stop()
         if tape is None or self.ran_backward:
+            self.reason = self.reason if self._ignores else _MAY_SELECT
             return super().end(results, arriving)
         ended = [tape.result(value) for value in results]
         if tape.lost is not None:
@@ -89,7 +94,7 @@ class Taped(Opaque):
             or not self.owner.is_safe_ahead(self.node)
             and any(map(_has_counted_zeros, values, masks))
         ):
-            self.owner.failed(name_of(self.node), NotFollowed("it may select, and has no record"), suspected=True)
+            self.owner.failed(name_of(self.node), NotFollowed(_MAY_SELECT), suspected=True)
         return values, masks
 
     def _lost(self, error: Exception) -> None:
