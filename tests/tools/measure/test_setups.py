@@ -101,7 +101,7 @@ def test_the_table_tells_right_from_not_right_and_leaves_out_what_was_not_tested
     cells = [[cell.get_text() for cell in row.select("th, td")] for row in page.select("tbody tr")]
     assert cells == [["A x", "a < br y", "2.6, 2.13"], ["B", "br", "no"]]
     assert [code.get_text() for code in page.select("tbody code")] == ["x", "y"]
-    assert page.get_text().endswith("tested too: D; E.")
+    assert page.get_text().endswith("no other change: D; E.")
 
 
 def test_each_setup_is_in_one_table():
