@@ -130,6 +130,13 @@ def test_bad_rows_do_not_reach_the_gradient(name, parameters):
     assert_close_to(gradient(func, parameters, rows), gradient(torch.func, in_float64(DETACHED), X.double()))
 
 
+@pytest.mark.parametrize("chunk_size", [None, 1])
+def test_a_row_of_a_jacobian_ignores_the_other_outputs(chunk_size):
+    jacobian, x = ignoring.func.jacrev(torch.sqrt, chunk_size=chunk_size), torch.tensor([0.25, 0.0])
+    assert jacobian(x).tolist() == [[1, 0], [0, torch.inf]]
+    assert torch.vmap(jacobian)(torch.stack([x, x + 1]))[0].tolist() == [[1, 0], [0, torch.inf]]
+
+
 @pytest.mark.parametrize("made", ["grad", "jacrev"])
 def test_the_gradient_of_each_sample(made):
     """Each sample is a set of rows, one of which is bad."""

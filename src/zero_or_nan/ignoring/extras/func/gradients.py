@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....masks.cotangent import is_finite
 from ....masks.numbers import unwrapped
 from ....masks.trees import tree_flatten, tree_unflatten
 from ...engine.attach import not_compiled
@@ -148,8 +149,8 @@ def jacrev(
 ) -> Callable[..., Any]:
     """Like `torch.func.jacrev`, but elements that an output ignored do not reach the rows of this output.
 
-    A row belongs to one element of the outputs. The other elements get a 0 that counts, as in `vjp`. So if a function
-    is elementwise, and has no slope at one element, the other rows have NaN at this element.
+    A row belongs to one element of the outputs, and ignores the others. So if a function is elementwise, and has no
+    slope at one element, the other rows are 0 there. In `torch.func.jacrev`, they are NaN.
 
     Args:
         func: a function that returns a tensor of floating dtype, or a tuple, list or dict of such tensors.
@@ -261,10 +262,23 @@ def _rows(call: Call, chunk_size: int | None) -> list[Tensor]:
             units.diagonal(offset).fill_(1)
             vectors.append(units.view(-1, *output.shape))
             offset -= output.numel()
-        if size == 1:
-            chunks.append([row.unsqueeze(0) for row in product(*(vector[0] for vector in vectors))])
-        else:
-            chunks.append(torch.vmap(product)(*vectors))
+        rows = torch.vmap(product)(*vectors) if size > 1 else []
+        if not rows or not is_finite(rows):
+            each = (_row(call, number) for number in range(start, min(start + size, total)))
+            rows = [torch.stack(parts) for parts in zip(*each, strict=True)]
+        chunks.append(rows)
     if not chunks:
         return [under_vmap(tensor.detach()).unsqueeze(0)[:0] for tensor in call.inputs]
     return [torch.cat(rows) if len(rows) > 1 else rows[0] for rows in zip(*chunks, strict=True)]
+
+
+def _row(call: Call, number: int) -> list[Tensor]:
+    """A row of the Jacobian by each input. It ignores all elements of the outputs except its own."""
+    for output in call.outputs:
+        if number < output.numel():
+            break
+        number -= output.numel()
+    with torch.inference_mode(False), torch.enable_grad():
+        element = output.reshape(-1)[number]
+        root, one = together(element), torch.ones_like(element).detach()
+    return _product(call._replace(roots=[root]), [one], True, None)
