@@ -97,19 +97,19 @@ def _print(text: str) -> None:
 
 def _probed(script: Script, options: argparse.Namespace) -> int:
     """Run a script until its first backward pass, search the loss, and print what was found."""
-    try:
-        with Losses(options.seconds):
-            script.run()
-    except FirstStep as step:
-        if options.json:
-            print(json.dumps({name: report.to_dict() for name, report in step.reports.items()}, indent=2), flush=True)
-        for name, report in step.reports.items() if not options.json else ():
-            print(f"{name}: {report}", flush=True)
-        if not step.reports:
-            print(NO_FUNCTION, file=sys.stderr)
-        return int(not step.reports or not all(report.ok for report in step.reports.values()))
-    print("the script ran no backward pass, so there is no loss to search", file=sys.stderr)
-    return 1
+    losses = Losses(options.seconds)
+    with contextlib.suppress(FirstStep), losses:
+        script.run()
+    if losses.reports is None:
+        print("the script ran no backward pass, so there is no loss to search", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps({name: report.to_dict() for name, report in losses.reports.items()}, indent=2), flush=True)
+    for name, report in losses.reports.items() if not options.json else ():
+        print(f"{name}: {report}", flush=True)
+    if not losses.reports:
+        print(NO_FUNCTION, file=sys.stderr)
+    return int(not losses.reports or not all(report.ok for report in losses.reports.values()))
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:

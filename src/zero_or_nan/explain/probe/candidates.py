@@ -292,7 +292,11 @@ def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]
         for axis in dict.fromkeys((0, row - 1)):
             yield change(functools.partial(_filled, torch.zeros_like(x), (..., axis), 1.0))
     for other, tensor, of, _ in others if x.is_floating_point() else ():
-        if _may_be(kind, of) and (tensor.shape == x.shape or tensor.dim() > 1 and tensor.shape[-1] == row):
+        if (
+            _may_be(kind, of)
+            and tensor.numel()
+            and (tensor.shape == x.shape or tensor.dim() > 1 and tensor.shape[-1] == row)
+        ):
             yield change(functools.partial(_like, tensor, x, 1), f"{name} is equal to {other}")
             if kind in ("numbers", "directions"):
                 yield change(functools.partial(_like, tensor, x, -1), f"{name} is the opposite of {other}")

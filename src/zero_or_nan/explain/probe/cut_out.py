@@ -8,14 +8,21 @@ variables keep their values.
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import linecache
+import re
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..program.tensors import tensors_in
+
+_PLAIN = re.compile(r"\w+(\.\w+)+")
+"""Matches an attribute of a variable."""
 
 _GROWING = frozenset("append extend insert update add setdefault".split())
 """Methods of lists, dicts and sets that put something in."""
@@ -33,7 +40,7 @@ def cut_out(frame: FrameType, graph: Any) -> tuple[Callable[..., Any], tuple[Any
         tree = ast.parse("".join(linecache.getlines(filename, frame.f_globals)))
     except SyntaxError:  # a cell with magic commands
         return None
-    block = _block_at(tree.body, frame.f_lineno)
+    block = _block_at(tree.body, _position(frame))
     if not block:
         return None
     *before, last = block
@@ -44,15 +51,15 @@ def cut_out(frame: FrameType, graph: Any) -> tuple[Callable[..., Any], tuple[Any
     loss = next(iter(losses.values())) if len(losses) == 1 else loss  # a GradScaler multiplies it
     if loss is None:
         return None
-    derived = {name for name in own if _is_derived(name, before, own, values)}
-    for kept in (derived, set()) if derived else (set(),):
-        body = _body(loss, last, before, values, kept)
+    for least in (1, 2, None):  # with x = data[at], only the numbers of x are of use, so x is no longer derived
+        derived = set() if least is None else {name for name in own if _is_derived(name, before, own, values, least)}
+        body = _body(loss, last, before, values, derived)
         loaded = _loaded(body)
         inputs = {name: values[name] for name in loaded if _is_input(values.get(name))}
-        if inputs:
+        inputs = {name: value for name, value in inputs.items() if name in own} or inputs  # others are constants
+        if any(not _is_index(each) for value in inputs.values() for each in tensors_in(value)):
             break
-    inputs = {name: value for name, value in inputs.items() if name in own} or inputs  # others are constants
-    if any(_is_computed(values.get(name)) for name in loaded):  # by a caller
+    if len(body) < 2 or any(_is_computed(values.get(name)) for name in loaded):  # by a caller
         return None
     found = _the_loss(loss, values)
     name = "loss_fn"
@@ -73,11 +80,26 @@ def _body(loss: ast.expr, last: ast.stmt, before: Sequence[ast.stmt], values: An
 
     body: list[ast.stmt] = [ast.copy_location(ast.Return(loss), last)]
     wanted = {each.id for each in _names(loss) if is_wanted(each.id)}
+    attributes = _computed_attributes(loss, values)
     for statement in reversed(before):
-        if wanted & _changed_by(statement):
+        if wanted & _changed_by(statement) or attributes & _stored_in(statement):
             body.insert(0, statement)
             wanted |= {each.id for each in _names(statement) if is_wanted(each.id)}
-    return body
+            attributes |= _computed_attributes(statement, values)
+    is_whole = attributes <= set().union(*map(_stored_in, body))  # else another function has set one
+    return body if is_whole else []
+
+
+def _computed_attributes(tree: ast.AST, values: Any) -> set[str]:
+    """The attributes that code reads and that have a graph, such as `self.loss`, as code."""
+    nodes = (each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load))
+    texts = {ast.unparse(each) for each in nodes}
+    return {text for text in texts if _PLAIN.fullmatch(text) and _is_computed(_value_of(text, values))}
+
+
+def _value_of(attribute: str, values: Any) -> Any:
+    first, *names = attribute.split(".")
+    return functools.reduce(lambda thing, name: getattr(thing, name, None), names, values.get(first))
 
 
 def _changed_by(statement: ast.stmt) -> set[str]:
@@ -92,6 +114,12 @@ def _changed_by(statement: ast.stmt) -> set[str]:
                 {each.id for each in _names(node.func.value)} if is_in_place or node.func.attr in _GROWING else set()
             )
     return found
+
+
+def _stored_in(statement: ast.stmt) -> set[str]:
+    """The attributes and elements that a statement sets, as code."""
+    nodes = (each for each in ast.walk(statement) if isinstance(each, (ast.Attribute, ast.Subscript)))
+    return {ast.unparse(each) for each in nodes if isinstance(each.ctx, ast.Store)}
 
 
 def _loaded(statements: Sequence[ast.stmt], stored: set[str] | None = None) -> list[str]:
@@ -114,11 +142,18 @@ def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
     return [*blocks, *(handler.body for handler in getattr(statement, "handlers", []))]
 
 
-def _is_derived(name: str, before: Sequence[ast.stmt], own: set[str], values: Any) -> bool:
-    """Whether a variable without a graph is computed from other tensors of the loop, and from no others."""
+def _is_derived(name: str, before: Sequence[ast.stmt], own: set[str], values: Any, least: int) -> bool:
+    """Whether a variable without a graph is computed from other tensors of the loop; at `least` 2, from no others.
+
+    If it is set several times, as in `w = w / w.sum()`, the first time counts.
+    """
     made = [each for each in before if name in {part.id for part in _names(each, ast.Store)}]
-    read = {part.id for part in _names(made[-1]) if _is_input(values.get(part.id))} - {name} if made else set()
-    return _is_input(values.get(name)) and bool(read) and read <= own
+    read = {part.id for part in _names(made[0]) if _is_input(values.get(part.id))} - {name} if made else set()
+    return _is_input(values.get(name)) and bool(read & own) and (least == 1 or read <= own)
+
+
+def _is_index(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and tensor.dtype is not torch.bool
 
 
 def _set_in_loop(tree: ast.Module, line: int) -> set[str]:
@@ -137,11 +172,21 @@ def _the_loss(loss: ast.expr, values: Any) -> Tensor:
     return eval(compile(ast.fix_missing_locations(ast.Expression(loss)), "<loss>", "eval"), values)
 
 
-def _block_at(statements: Sequence[ast.stmt], line: int) -> list[ast.stmt]:
-    """The statements of a loop or function up to a line, also those of blocks such as `if`; empty if there are none."""
+def _position(frame: FrameType) -> tuple[int, int]:
+    """The line and the column of the code that a frame runs."""
+    line, _, column, _ = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    return line or frame.f_lineno, column or 0
+
+
+def _block_at(statements: Sequence[ast.stmt], at: tuple[int, int]) -> list[ast.stmt]:
+    """The statements of a loop or function up to a place, also those of blocks such as `if`; empty without any."""
     for number, statement in enumerate(statements):
-        if statement.lineno <= line <= (statement.end_lineno or 0):
-            inner = next(filter(None, (_block_at(block, line) for block in _blocks(statement))), None)
+        begin, end = (
+            (statement.lineno, statement.col_offset),
+            (statement.end_lineno or 0, statement.end_col_offset or 0),
+        )
+        if begin <= at <= end:
+            inner = next(filter(None, (_block_at(block, at) for block in _blocks(statement))), None)
             is_part = isinstance(statement, (ast.If, ast.With, ast.AsyncWith, ast.Try))
             outer = statements[:number] if is_part else []
             return [*outer, *inner] if inner else [*statements[: number + 1]]

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import io
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -63,6 +64,10 @@ MOST_WIDENED = 10_000_000
 """The largest number of elements of all parameters for which a run in float64 copies the parameters."""
 
 
+_NOT_FINITE = re.compile(r"\b(nan|inf|infinite|infinity)\b|finite", re.IGNORECASE)
+"""What an error says by which a loss ends its run because of a NaN."""
+
+
 class Brief(Narration):
     """Notes where something was born, without the user's names and without trying remedies."""
 
@@ -103,6 +108,28 @@ class Wide(TorchFunctionMode):
         return tree_map(lambda thing: thing if self._is_parameter(thing) else _wider(thing, self._dtype), result)
 
 
+class Mixed(TorchFunctionMode):
+    """While entered, a function that refuses operands of two dtypes gets all of them in one dtype.
+
+    The parameters of a loss and its inputs are widened, but not its constants, such as a frozen layer.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            floats = {each.dtype for each in tensors_in((args, kwargs)) if each.is_floating_point()}
+            if len(floats) < 2 or self._dtype not in floats:
+                raise
+            args, kwargs = tree_map(lambda thing: _wider(thing, self._dtype), (args, kwargs))
+            return func(*args, **kwargs)
+
+
 class Loss:
     """A loss function with an example of its inputs.
 
@@ -117,6 +144,8 @@ class Loss:
         parameters: by name, the leaves of the graph, without the inputs.
         path: the code that takes the loss from the function's result, such as an index.
         runs: how often the loss was run.
+        stopped: how often it ended its run because of a NaN or an infinity, as far as its error says. The last one is
+            `stop`.
         seconds: how long one run takes.
         is_random: whether the loss draws random numbers.
         is_large: whether the parameters are too large for copies in float64.
@@ -130,7 +159,8 @@ class Loss:
         self.wants = [tensor.requires_grad for tensor in self._given]
         self.names = _names(function, inputs)
         self.parameters: dict[str, Tensor] = {}
-        self.runs, self.seconds = 0, 0.0
+        self.runs, self.stopped, self.seconds = 0, 0, 0.0
+        self.stop = ""
         self.is_random, self.is_large, self.path = False, False, ""
         self.dtype = torch.get_default_dtype()
         self._before = Before(None, inputs)
@@ -243,8 +273,12 @@ class Loss:
     def _tried(self, case: Case, dtype: torch.dtype | None = None) -> Iterator[None]:
         """One run. If the loss refuses its inputs with an error, the rest of the block is left out."""
         self.runs += 1
-        with self._state(case.factor, dtype), contextlib.suppress(Exception):
-            yield
+        with self._state(case.factor, dtype):
+            try:
+                yield
+            except (Exception, SystemExit) as error:
+                if isinstance(error, SystemExit) or _NOT_FINITE.search(str(error)):
+                    self.stopped, self.stop = self.stopped + 1, f"{type(error).__name__}: {error}"
 
     @contextmanager
     def _state(self, factor: float = 1.0, dtype: torch.dtype | None = None) -> Iterator[None]:
@@ -285,7 +319,9 @@ class Loss:
         for leaf, wants in zip(leaves, self.wants, strict=True):
             leaf.requires_grad_(wants or all_want and leaf.is_floating_point())
         given = (leaf if old.is_leaf else leaf.clone() for leaf, old in zip(leaves, self._given, strict=True))
-        wide = Wide(self.parameters.values(), dtype) if dtype is not None and self.is_large else nullcontext()
+        wide: AbstractContextManager[Any] = nullcontext()
+        if dtype is not None:
+            wide = Wide(self.parameters.values(), dtype) if self.is_large else Mixed(dtype)
         with wide, mode or nullcontext():
             loss, self.path = loss_of(self.function(*self._with(given)))
         return loss, leaves
@@ -336,8 +372,10 @@ def loss_of(result: Any) -> tuple[Tensor, str]:
         result, path = result.loss, ".loss"
     elif isinstance(result, dict) and isinstance(result.get("loss"), Tensor):
         result, path = result["loss"], "['loss']"
-    elif isinstance(result, (tuple, list)) and result and isinstance(result[0], Tensor):
-        result, path = result[0], "[0]"
+    elif isinstance(result, (tuple, list)) and any(isinstance(each, Tensor) for each in result[:1]):
+        numbers = [at for at, each in enumerate(result) if isinstance(each, Tensor) and each.dim() == 0]
+        at = next((at for at in numbers if result[at].is_floating_point()), 0)
+        result, path = result[at], f"[{at}]"
     if not isinstance(result, Tensor) or not result.is_floating_point():
         raise TypeError(
             "explain.probe needs the loss as a tensor of floats. The function may also return it first in a tuple, or "

@@ -44,6 +44,8 @@ NO_TENSORS = (
     "no input is a tensor, or a tuple, list or dict of tensors, so only the parameters were changed: give the loss its "
     "batch as tensors"
 )
+FIXED = "the search does not change complex, sparse and nested tensors, and those with inf: {}"
+STOPPED = "the loss itself stopped {} runs because of a NaN, which the search can't locate: {}"
 TIME_IS_UP = "the search was stopped after {:g} seconds, and some inputs were not tried: pass a larger `seconds`"
 
 _STEPS, _TRIES = 12, 48
@@ -109,11 +111,14 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
     if not seconds > 0:
         raise ValueError(f"seconds={seconds!r} is not positive: give the search more than 0 seconds")
     search = Search(Loss(loss_fn, inputs, seed), seconds)
-    if all(kind == "fixed" for kind in search.kinds):
-        search.report.notes.append(NO_TENSORS)
+    fixed = [name for name, kind in zip(search.loss.names, search.kinds, strict=True) if kind == "fixed"]
+    notes = [NO_TENSORS] * (not search.kinds) + [FIXED.format(", ".join(fixed))] * bool(fixed)
+    search.report.notes.extend(notes)
     with search.loss.kept(), search.counted():
         if not search.run():
             search.report.notes.append(TIME_IS_UP.format(seconds))
+    if search.loss.stopped:
+        search.report.notes.append(STOPPED.format(search.loss.stopped, search.loss.stop))
     search.report.runs, search.report.seconds = search.loss.runs, search.spent()
     return search.report
 
@@ -329,7 +334,7 @@ def _is_far(call: Call) -> bool:
 
 def _divisor(call: Call) -> Tensor | None:
     """The operand of a call that must not be 0."""
-    operands = in_order(call)
+    operands = [*in_order(call), *call.kwargs.values()]
     at = numerics_of(call.name).divisor([None if isinstance(each, Tensor) else each for each in operands])
     return None if at is None else operands[at]
 
@@ -372,7 +377,7 @@ def towards(
             before = case
             for (at, (low, high)), slope in zip(moved.items(), slopes, strict=True):
                 case = case.with_input(at, (case.tensors[at] - step * slope).clamp(low, high))
-            if all(map(torch.equal, before.tensors, case.tensors)):
+            if all(torch.equal(before.tensors[at], case.tensors[at]) for at in moved):
                 return
         else:
             return

@@ -44,11 +44,7 @@ _STANDARD = os.path.dirname(os.__file__)
 
 
 class FirstStep(SystemExit):
-    """Ends a script at its first backward pass, with the reports of its losses by the names of their functions."""
-
-    def __init__(self, reports: dict[str, ProbeReport]) -> None:
-        super().__init__()
-        self.reports = reports
+    """Ends a script at its first backward pass."""
 
 
 class Called(NamedTuple):
@@ -73,15 +69,25 @@ class Called(NamedTuple):
     def is_inside(self, other: Called) -> bool:
         return other.began < self.began and self.ended < other.ended
 
+    @property
+    def gets_a_loss(self) -> bool:
+        """Whether an argument is a number with a graph, as for a function that clips or counts a loss."""
+        return any(tensor.numel() == 1 and tensor.grad_fn is not None for tensor in tensors_in(self.inputs))
+
 
 class Losses:
-    """While entered, a search replaces the first backward pass, and then ends the script."""
+    """While entered, a search replaces the first backward pass, and then ends the script.
+
+    Attributes:
+        reports: the reports of the losses by the names of their functions; None if there was no backward pass.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._count = 0
         self._running: dict[FrameType, tuple[int, dict[str, Any]]] = {}
         self._found: list[Called] = []
+        self.reports: dict[str, ProbeReport] | None = None
 
     def __enter__(self) -> None:
         replace_engine(self, lambda run: not_compiled(functools.partial(self._search, run)))
@@ -113,12 +119,16 @@ class Losses:
             return run(roots, *args, **kwargs)
         self.__exit__()
         graph = graph_from(tensors_in(roots))
-        calls = [call for call in self._found if call.loss.grad_fn in graph]
+        calls = [call for call in self._found if call.loss.grad_fn in graph and not call.gets_a_loss]
         with_tensors = [call for call in calls if tensors_in(call.inputs)]  # others have a batch that can't be changed
-        reports = self._outermost(with_tensors) or self._outermost(calls)
-        if not reports and (report := self._cut_out(graph)) is not None:
-            reports["the loss"] = report
-        raise FirstStep(reports)
+        is_whole = _is_made_of({call.loss.grad_fn for call in calls}, tensors_in(roots))
+        cut = None if is_whole else self._cut_out(graph)  # a function computes only a part of the loss
+        reports = {} if cut is None else {"the loss": cut}
+        reports = reports or self._outermost(with_tensors) or self._outermost(calls)
+        if not reports and is_whole and (cut := self._cut_out(graph)) is not None:
+            reports["the loss"] = cut
+        self.reports = reports
+        raise FirstStep
 
     def _outermost(self, calls: Sequence[Called]) -> dict[str, ProbeReport]:
         """The reports of the outermost calls that can run again; of calls inside of the others, if there are none."""
@@ -155,6 +165,25 @@ class Losses:
             return None
         report.notes.append(CUT_OUT.format(code))
         return report
+
+
+_LINEAR = frozenset(
+    f"{name}Backward0" for name in "Add Cat Div Expand Mean Mul Neg Squeeze Stack Sub Sum ToCopy Unsqueeze View".split()
+)
+"""The nodes by which a script adds up losses, and scales them."""
+
+
+def _is_made_of(losses: set[Any], roots: Sequence[Tensor]) -> bool:
+    """Whether backward begins at sums of these losses alone."""
+    left = [root.grad_fn for root in roots]
+    while left:
+        node = left.pop()
+        if node in losses:
+            continue
+        if node is None or node.name() not in _LINEAR:
+            return False
+        left += [ahead for ahead, _ in node.next_functions if ahead is not None]
+    return True
 
 
 def _loss_in(result: Any) -> Tensor | None:
