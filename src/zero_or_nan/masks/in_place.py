@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .cotangent import Cotangent, NotFollowed, Run, ignores, mask_of, unwrap
 from .mask import Mask, full, laid_out
+from .watching import operators_unseen
 
 OpOverload = torch._ops.OpOverload
 """The type of an operator of PyTorch, with one signature. Anything else that is called is no plain operator."""
@@ -38,7 +39,7 @@ def in_place(
     result = follow(functional, args, kwargs, step)
     value = unwrap(result)
     if functional._schema.name.removeprefix("aten::") in RESHAPING:
-        with torch._C._DisableTorchDispatch():  # gives the Cotangent itself its new shape
+        with operators_unseen():  # gives the Cotangent itself its new shape
             op(*args, **kwargs)
         target.value, target.mask = value, mask_of(result)
         return target

@@ -25,6 +25,9 @@ pop_mode: Callable[[None], Any] = torch._C._pop_torch_dispatch_stack
 modes_on: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """How many dispatch modes are on in this thread."""
 
+operators_unseen = torch._C._DisableTorchDispatch
+"""A context in which neither a subclass of Tensor nor a dispatch mode sees which operators run. It begins when made."""
+
 functions_unseen = torch._C.DisableTorchFunction
 """A context in which neither a subclass of Tensor nor a mode for functions sees which functions are called."""
 

@@ -130,6 +130,20 @@ def test_bad_rows_do_not_reach_the_gradient(name, parameters):
     assert_close_to(gradient(func, parameters, rows), gradient(torch.func, in_float64(DETACHED), X.double()))
 
 
+def test_equal_elements_share_the_gradient_of_a_maximum_under_vmap():
+    for largest in (torch.max, torch.Tensor.min):
+        for x in (torch.ones(1, 2), torch.zeros(1, 2)):
+            ours, theirs = (
+                torch.vmap(each.grad(lambda row, f=largest: f(row.sqrt())))(x) for each in (func, torch.func)
+            )
+            assert torch.equal(ours, theirs)
+
+
+def test_the_determinant_of_a_singular_matrix_has_the_gradient_of_torch_func():
+    x = torch.tensor([[1.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
+    torch.testing.assert_close(func.grad(torch.linalg.det)(x), torch.tensor([[4.0, -2.0], [-2.0, 1.0]]).double())
+
+
 @pytest.mark.parametrize("chunk_size", [None, 1])
 def test_a_row_of_a_jacobian_ignores_the_other_outputs(chunk_size):
     jacobian, x = ignoring.func.jacrev(torch.sqrt, chunk_size=chunk_size), torch.tensor([0.25, 0.0])

@@ -9,9 +9,11 @@ import pytest
 import torch
 from plainly import seen
 from tensors import guard, leaf
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import get_gradient_edge
 from torch.masked import MaskedTensor
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import TELLS_OF_HOOKS, graph_from
@@ -312,3 +314,12 @@ def test_few_operators_run_one_by_one(program, operators, monkeypatch):
     monkeypatch.setattr(Cotangent, "handler", staticmethod(lambda op, *rest: (seen.append(op), follow(op, *rest))[1]))
     backward()
     assert len(seen) == operators, seen
+
+
+@pytest.mark.parametrize("mode", [FlopCounterMode, FakeTensorMode])
+def test_a_mode_of_dispatch_may_be_on_if_a_number_was_saved(mode):
+    """In a mode, a number that PyTorch has saved is a Python number."""
+    with FakeTensorMode() if mode is FakeTensorMode else FlopCounterMode(display=False):
+        x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+        ignoring.backward((0.5 * x).softmax(1)[0, 0])
+    assert x.grad.shape == x.shape and (mode is FakeTensorMode or x.grad[0].all())

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ...functions.numerics import numerics_of
+from ...ignoring.inside import is_wrapped
 from ..births.call import Call, in_order
 from ..report.report import place
 from .candidates import ROWS, Candidate, Change, Input, Kind, candidates, is_within, kind_of, limits_of
@@ -397,7 +397,7 @@ def _gaps(call: Call) -> Tensor | None:
     known = numerics_of(call.name)
     divisor = None if known.is_limited else _divisor(call)
     operand = next(iter(call.tensors()), None) if divisor is None else divisor
-    if operand is None or not operand.is_floating_point() or is_functorch_wrapped_tensor(operand):
+    if operand is None or not operand.is_floating_point() or is_wrapped(operand):
         return None  # the numbers inside a `vmap` can't be read
     if divisor is not None:
         return divisor.abs().flatten()

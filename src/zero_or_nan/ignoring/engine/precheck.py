@@ -24,7 +24,7 @@ from ...functions.conditions import AWAY_FROM_ZERO, FINITE, MODERATE, Condition,
 from ...functions.record import Checks, Saved
 from ...masks.mask import extent
 from ...masks.numbers import all_finite, form_of, is_sparse, is_wrapped, joined, stored
-from ...masks.watching import set_recording
+from ...masks.watching import modes_on, operators_unseen, set_recording
 from .plan import classify, known
 
 WORTH_REMEMBERING = 10_000
@@ -184,6 +184,8 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
             by_kind[node_type] = [node]
     checking = _Precheck()
     recording = torch.is_grad_enabled()
+    # In a mode of dispatch, a number that PyTorch has saved would become a Python number.
+    unseen = operators_unseen() if modes_on() else None
     try:
         set_recording(False)  # within, because Ctrl-C may come between any two lines
         for node_type, alike in by_kind.items():
@@ -198,6 +200,7 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
         checking.finish()
     finally:
         set_recording(recording)
+        del unseen
     if unsafe is not None:
         unsafe += checking.refused
     return not checking.refused

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
 
 from ....functions.graph import AccumulateGrad, held_from, is_region, regions_exist
 from ....masks.trees import (
@@ -73,6 +75,20 @@ class Call(NamedTuple):
         return thing.detach()
 
 
+class _OverAll(TorchFunctionMode):
+    """While entered, a maximum over all elements is `amax`, in which equal elements share the gradient.
+
+    So they do in `max`. But `torch.vmap` computes `max` of a sample by `max` over dimensions, which takes one of them.
+    """
+
+    _by = {torch.max: torch.amax, Tensor.max: torch.amax, torch.min: torch.amin, Tensor.min: torch.amin}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_over_all = func in self._by and len(args) + len(kwargs) == 1
+        return (self._by[func] if is_over_all else func)(*args, **kwargs)
+
+
 def called(
     name: str, func: Callable[..., Any], argnums: Argnums, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call:
@@ -91,7 +107,8 @@ def called(
             inputs += new
             fresh[number] = tree_unflatten(list(map(under_vmap, new)), structure)
         nodes = [tensor.grad_fn for tensor in inputs]
-        returned = func(*fresh, **kwargs)
+        with _OverAll() if level() else contextlib.nullcontext():
+            returned = func(*fresh, **kwargs)
         if any(tensor.grad_fn is not node for tensor, node in zip(inputs, nodes, strict=True)):
             raise RuntimeError(f"{name}: the function wrote into its argument; write into a copy, x.clone(), instead")
     for tensor in inputs:

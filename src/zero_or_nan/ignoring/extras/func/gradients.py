@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....functions.graph import function_of, graph_from
 from ....masks.cotangent import is_finite
 from ....masks.numbers import unwrapped
 from ....masks.trees import tree_flatten, tree_unflatten
@@ -197,6 +198,10 @@ def _grad_and_value(
     return call.in_structure(_product(call, [torch.ones_like(result)], None, None)), value
 
 
+_BETTER_RECORDED = frozenset(("LinalgDet", "Logit"))
+"""Functions whose formula is better if the gradient is recorded, as `torch.func` does: of a singular matrix, say."""
+
+
 @not_compiled
 def _product(call: Call, vectors: Sequence[Any], retain_graph: bool | None, create_graph: bool | None) -> list[Any]:
     """The vector-Jacobian product by each of the inputs."""
@@ -218,7 +223,10 @@ def _product(call: Call, vectors: Sequence[Any], retain_graph: bool | None, crea
     with torch.inference_mode(False), torch.set_grad_enabled(recording), context:
         if pairs:
             roots, given = zip(*pairs, strict=True)
-            gradients = grad_of(roots, call.inputs, given, retain_graph, create_graph, allow_unused=True)
+            records = create_graph or any(function_of(node.name()) in _BETTER_RECORDED for node in graph_from(roots))
+            gradients = grad_of(roots, call.inputs, given, retain_graph, records, allow_unused=True)
+            if records and not create_graph:
+                gradients = [gradient if gradient is None else gradient.detach() for gradient in gradients]
             if create_graph:
                 note_regions(roots, [gradient for gradient in gradients if gradient is not None])
         gradients = [
