@@ -98,8 +98,12 @@ def _print(text: str) -> None:
 def _probed(script: Script, options: argparse.Namespace) -> int:
     """Run a script until its first backward pass, search the loss, and print what was found."""
     losses = Losses(options.seconds)
-    with contextlib.suppress(FirstStep), losses:
-        script.run()
+    try:
+        with losses:
+            script.run()
+    except (Exception, FirstStep):  # a bare `except` of the script may have caught the end, and then the script goes on
+        if losses.reports is None:
+            raise
     if losses.reports is None:
         print("the script ran no backward pass, so there is no loss to search", file=sys.stderr)
         return 1

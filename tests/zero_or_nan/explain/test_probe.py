@@ -121,6 +121,8 @@ def test_what_can_not_be_changed_is_said_and_refuses_nothing():
     graph, labels = torch.eye(3).to_sparse(), torch.tensor([0, 1, 2], dtype=torch.uint16)
     x = torch.randn(3, 4, requires_grad=True)
     assert explain.probe(lambda x, graph, y: F.cross_entropy(graph @ x, y.long()), x, graph, labels).ok
+    assert explain.probe(lambda x: torch.pow(x, exponent=2).mean(), x).ok
+    assert explain.probe(lambda x, boxes: x.abs().sum() + boxes.sum(), x, torch.zeros(0, 4)).ok
     report = explain.probe(lambda batch: batch.x.square().mean(), SimpleNamespace(x=x))
     assert report.notes == [probing.NO_TENSORS]
 
@@ -474,11 +476,22 @@ IN_LOOP = {
     "    parts = {}\n    parts['a'] = (out * mask).sum() / mask.sum()\n    loss = sum(parts.values())": "mask is 0",
     "    with torch.autocast('cpu'):\n        loss = (out * mask).sum() / mask.sum()": "mask is 0",
     "    loss = (out * mask).sum() / mask.sum()\n    if loss.item() > 9: continue": "mask is 0",
+    "    loss = (out * mask).sum() / mask.sum()\n    model.eval(); loss.backward()": "mask is 0",
+    "    model.loss = (out * mask).sum() / mask.sum()\n    loss = model.loss": "mask is 0",
+    "    w = mask * 2\n    w = w / w.sum()\n    loss = (out * w).sum()": "mask is 0",
+    "    try:\n        loss = (out * mask).sum() / mask.sum()\n        loss.backward()\n    except: pass": "mask is 0",
 }
 OF_FUNCTIONS = {
     f"a, b = lambda x: model(x).square().mean(), {MEAN}\n(a(x) + b(x, m))": "<lambda> (2): one line",
     "def make(eps):\n    def of(x, m): return (model(x) * m).sum() / (m.sum() + eps)\n    return of\n"
     "bad, good = make(0), make(1)\ngood(x, m)": "of: nothing",
+    "def smooth(x): return x.square().mean()\n((model(x) * m).sum() / m.sum() + smooth(model(x)))": "the loss: one",
+    "def clip(v): return v.clamp(max=9)\nloss = clip((model(x) * m).sum() / m.sum())\nloss": "the loss: one line",
+    "def of(x, m): return model(x), (model(x) * m).sum() / m.sum()\n(of(x, m)[1] / 2)": "of: one line",
+    "head = torch.nn.Linear(4, 4).requires_grad_(False)\n"
+    "def of(x): return -head(model(x)).softmax(1).log().mean()\nof(x)": "times as large",
+    "def of(x, m):\n    loss = (model(x) * m).sum() / m.sum()\n    if not loss.isfinite(): raise SystemExit('nan')\n"
+    "    return loss\nof(x, m)": "the loss itself stopped",
     "def of(x, *, m): return (model(x) * m).sum() / m.sum()\nof(x, m=m)": "all of m is False",
     "def of(**batch): return (model(batch['x']) * batch['m']).sum() / batch['m'].sum()\nof(x=x, m=m)": "m is False",
     "def of(x):\n    x = x.clone().requires_grad_()\n"

@@ -59,7 +59,8 @@ def cut_out(frame: FrameType, graph: Any) -> tuple[Callable[..., Any], tuple[Any
         inputs = {name: value for name, value in inputs.items() if name in own} or inputs  # others are constants
         if any(not _is_index(each) for value in inputs.values() for each in tensors_in(value)):
             break
-    if len(body) < 2 or any(_is_computed(values.get(name)) for name in loaded):  # by a caller
+    is_known = len(body) == 1 and isinstance(loss, (ast.Name, ast.Attribute, ast.Subscript))
+    if not body or is_known or any(_is_computed(values.get(name)) for name in loaded):  # by a caller
         return None
     found = _the_loss(loss, values)
     name = "loss_fn"
@@ -73,7 +74,7 @@ def cut_out(frame: FrameType, graph: Any) -> tuple[Callable[..., Any], tuple[Any
 
 
 def _body(loss: ast.expr, last: ast.stmt, before: Sequence[ast.stmt], values: Any, derived: set[str]) -> list[ast.stmt]:
-    """The statements that compute a loss from tensors without a graph, except those that are `derived` from others."""
+    """The statements that compute a loss, and the `derived` tensors, from the others; empty if one is missing."""
 
     def is_wanted(name: str) -> bool:
         return name in derived or _is_computed(values.get(name))
