@@ -486,6 +486,8 @@ OF_FUNCTIONS = {
     "def make(eps):\n    def of(x, m): return (model(x) * m).sum() / (m.sum() + eps)\n    return of\n"
     "bad, good = make(0), make(1)\ngood(x, m)": "of: nothing",
     "def smooth(x): return x.square().mean()\n((model(x) * m).sum() / m.sum() + smooth(model(x)))": "the loss: one",
+    "def smooth(x): return x.square().mean()\nexec('loss = (model(x) * m).sum() / m.sum() + smooth(model(x))')\n"
+    "step = lambda: exec('loss.backward()')\nstep()\nmodel": "only a part of the loss",
     "def clip(v): return v.clamp(max=9)\nloss = clip((model(x) * m).sum() / m.sum())\nloss": "the loss: one line",
     "def of(x, m): return model(x), (model(x) * m).sum() / m.sum()\n(of(x, m)[1] / 2)": "of: one line",
     "head = torch.nn.Linear(4, 4).requires_grad_(False)\n"

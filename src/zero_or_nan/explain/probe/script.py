@@ -34,6 +34,7 @@ NO_FUNCTION = (
     "the code before it. Write the loss as a function of a batch: def loss_fn(x, y): return F.mse_loss(model(x), y)"
 )
 OTHERS = "{} other losses of this script were not searched: write them as functions with different names"
+PART = "this function returns only a part of the loss; the other parts were not searched"
 CUT_OUT = "no function of the script returns the loss, so this function was searched, which the test calls, too:\n\n{}"
 
 _MOST_LOSSES = 4
@@ -127,6 +128,9 @@ class Losses:
         reports = reports or self._outermost(with_tensors) or self._outermost(calls)
         if not reports and is_whole and (cut := self._cut_out(graph)) is not None:
             reports["the loss"] = cut
+        if not is_whole and cut is None:
+            for report in reports.values():
+                report.notes.append(PART)
         self.reports = reports
         raise FirstStep
 
