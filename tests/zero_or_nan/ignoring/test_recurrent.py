@@ -182,3 +182,17 @@ def test_in_a_checkpoint(reentrant):
     followed = bool(reader.embed.weight.grad.isfinite().all())
     assert followed != any("PackPaddedSequence" in message for message in messages)
     assert followed or not reentrant
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_gradient_and_the_gradient_of_a_penalty_on_it(kind):
+    torch.manual_seed(0)
+    layer, rows = kind(2, 3, batch_first=True), torch.randn(2, 4, 2)
+    weights = list(layer.parameters())
+
+    def gradients(auto, x):
+        first = auto.grad(layer(x)[0][:1].square().sum(), weights, create_graph=True)
+        return [*first, *auto.grad(sum(each.square().sum() for each in first), weights)]
+
+    poisoned = torch.stack([rows[0], torch.full_like(rows[1], nan)])
+    torch.testing.assert_close(gradients(ignoring, poisoned), gradients(torch.autograd, rows[:1]))
