@@ -299,8 +299,10 @@ class Loss:
                 for module in self._modules.values():
                     module._buffers.update({name: _wider(each, dtype) for name, each in module._buffers.items()})
             silent = contextlib.redirect_stdout(io.StringIO())
-            grads = torch.inference_mode(False), torch.enable_grad(), torch.autograd.set_detect_anomaly(False)
-            with without_warnings(), without_asserts(), silent, grads[0], grads[1], grads[2]:
+            recording = torch.inference_mode(False), torch.enable_grad(), torch.autograd.set_detect_anomaly(False)
+            with contextlib.ExitStack() as contexts:
+                for context in (without_warnings(), without_asserts(), silent, *recording):
+                    contexts.enter_context(context)
                 yield
         finally:
             torch.set_default_dtype(default)

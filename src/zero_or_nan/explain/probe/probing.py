@@ -44,7 +44,7 @@ NO_TENSORS = (
     "no input is a tensor, or a tuple, list or dict of tensors, so only the parameters were changed: give the loss its "
     "batch as tensors"
 )
-FIXED = "the search does not change complex, sparse and nested tensors, and those with inf: {}"
+FIXED = "the search does not change {}: it can't change complex or sparse tensors, rare dtypes, and tensors with a NaN"
 STOPPED = "the loss itself stopped {} runs because of a NaN, which the search can't locate: {}"
 TIME_IS_UP = "the search was stopped after {:g} seconds, and some inputs were not tried: pass a larger `seconds`"
 
@@ -111,7 +111,8 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
     if not seconds > 0:
         raise ValueError(f"seconds={seconds!r} is not positive: give the search more than 0 seconds")
     search = Search(Loss(loss_fn, inputs, seed), seconds)
-    fixed = [name for name, kind in zip(search.loss.names, search.kinds, strict=True) if kind == "fixed"]
+    given = zip(search.loss.names, search.kinds, search.loss.example.tensors, strict=True)
+    fixed = [name for name, kind, tensor in given if kind == "fixed" and tensor.numel()]
     notes = [NO_TENSORS] * (not search.kinds) + [FIXED.format(", ".join(fixed))] * bool(fixed)
     search.report.notes.extend(notes)
     with search.loss.kept(), search.counted():
