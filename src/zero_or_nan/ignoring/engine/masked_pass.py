@@ -318,7 +318,7 @@ class Pass:
         sent: list[Mask] = []
         for (edge, last), value, mask in zip(edges, values, masks, strict=False):
             if value is not None and edge[0] is not None:
-                mask = _unless_constant(node, value, mask)
+                mask = _unless_constant(value, mask)
                 self._send(edge, last, value, mask)
             sent.append(mask)
         if self.observer is not None:
@@ -455,7 +455,7 @@ def _is_zerotensor(value: Any) -> bool:
     return type(value) is Tensor and value._is_zerotensor()
 
 
-def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
+def _unless_constant(value: Any, mask: Mask) -> Mask:
     """The mask of a derivative's result. If the result is a ZeroTensor, all of its elements are ignored.
 
     A ZeroTensor is the tangent of a constant. A product with it is a ZeroTensor, also if the other factor is NaN. So
