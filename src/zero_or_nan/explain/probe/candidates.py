@@ -33,7 +33,10 @@ Kind = Literal[
 - fixed: tensors that the search does not change, such as complex, sparse and empty tensors.
 """
 
-_DTYPES = frozenset("""bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64""".split())
+_DTYPES = frozenset(
+    (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    + (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+)
 """The dtypes whose numbers PyTorch can compare and sum."""
 
 MASKS = ("flags", "choices", "labels")
@@ -59,7 +62,7 @@ _MOST_VALUES = 6
 def kind_of(example: Tensor, is_data: bool = True) -> Kind:
     """The kind of a tensor of the example."""
     is_dense = example.layout is torch.strided and not example.is_nested
-    if not is_dense or not example.numel() or str(example.dtype).removeprefix("torch.") not in _DTYPES:
+    if not is_dense or not example.numel() or example.dtype not in _DTYPES:
         return "fixed"
     if example.dtype is torch.bool:
         return "flags"

@@ -1,8 +1,8 @@
 """A loss as a function that is cut out of a script: the statements before `loss.backward()` that compute the loss.
 
 Many scripts have `loss = …` and `loss.backward()` in one loop, without a function that returns the loss. The inputs of
-the new function are tensors without a graph that the loop sets and computes from no other such tensor. All other
-variables keep their values.
+the new function are the tensors without a graph that the loop sets, except those that it computes from other inputs.
+All other variables keep their values.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..program.tensors import tensors_in
 _PLAIN = re.compile(r"\w+(\.\w+)+")
 """Matches an attribute of a variable."""
 
-_GROWING = frozenset("append extend insert update add setdefault".split())
-"""Methods of lists, dicts and sets that put something in."""
+_CHANGING = re.compile(r"\w*[^_]_|append|extend|insert|update|add|setdefault")
+"""Matches methods that change their object: in-place functions of PyTorch, and those that put something into a list."""
 
 
 def cut_out(frame: FrameType, graph: Any) -> tuple[Callable[..., Any], tuple[Any, ...], str, Tensor] | None:
@@ -45,14 +45,13 @@ def cut_out(frame: FrameType, graph: Any) -> tuple[Callable[..., Any], tuple[Any
         return None
     *before, last = block
     own = _set_in_loop(tree, frame.f_lineno)
-    losses = {each.id: each for each in _names(last) if _is_loss(values.get(each.id), graph)}
-    called = last.value.func if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) else None
-    loss = called.value if isinstance(called, ast.Attribute) and called.attr == "backward" else None
-    loss = next(iter(losses.values())) if len(losses) == 1 else loss  # a GradScaler multiplies it
+    loss = _loss_in(last, values, graph)
     if loss is None:
         return None
-    for least in (1, 2, None):  # with x = data[at], only the numbers of x are of use, so x is no longer derived
-        derived = set() if least is None else {name for name in own if _is_derived(name, before, own, values, least)}
+    reads = {name: _tensors_read_for(name, before, values) for name in own if _is_input(values.get(name))}
+    of_others = {name for name, read in reads.items() if read & own}
+    of_others_alone = {name for name in of_others if reads[name] <= own}
+    for derived in (of_others, of_others_alone, set[str]()):  # of x = data[at], x is of use as an input, and not `at`
         body = _body(loss, last, before, values, derived)
         loaded = _loaded(body)
         inputs = {name: values[name] for name in loaded if _is_input(values.get(name))}
@@ -71,6 +70,15 @@ def cut_out(frame: FrameType, graph: Any) -> tuple[Callable[..., Any], tuple[Any
     code = compile(ast.fix_missing_locations(ast.Module([header], [])), filename, "exec")
     exec(code, values)
     return values[name], (*inputs.values(),), ast.unparse(header), found
+
+
+def _loss_in(last: ast.stmt, values: Any, graph: Any) -> ast.expr | None:
+    """The loss in a statement that begins a backward pass."""
+    losses = {each.id: each for each in _names(last) if _is_loss(values.get(each.id), graph)}
+    if len(losses) == 1:  # a GradScaler may multiply it
+        return next(iter(losses.values()))
+    called = last.value.func if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) else None
+    return called.value if isinstance(called, ast.Attribute) and called.attr == "backward" else None
 
 
 def _body(loss: ast.expr, last: ast.stmt, before: Sequence[ast.stmt], values: Any, derived: set[str]) -> list[ast.stmt]:
@@ -109,11 +117,10 @@ def _changed_by(statement: ast.stmt) -> set[str]:
     for node in ast.walk(statement):
         if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store):
             found |= {each.id for each in _names(node.value)}
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            is_in_place = node.func.attr.endswith("_") and not node.func.attr.endswith("__")
-            found |= (
-                {each.id for each in _names(node.func.value)} if is_in_place or node.func.attr in _GROWING else set()
-            )
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _CHANGING.fullmatch(node.func.attr)
+        ):
+            found |= {each.id for each in _names(node.func.value)}
     return found
 
 
@@ -143,14 +150,13 @@ def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
     return [*blocks, *(handler.body for handler in getattr(statement, "handlers", []))]
 
 
-def _is_derived(name: str, before: Sequence[ast.stmt], own: set[str], values: Any, least: int) -> bool:
-    """Whether a variable without a graph is computed from other tensors of the loop; at `least` 2, from no others.
+def _tensors_read_for(name: str, before: Sequence[ast.stmt], values: Any) -> set[str]:
+    """The other tensors from which a variable is computed.
 
     If it is set several times, as in `w = w / w.sum()`, the first time counts.
     """
-    made = [each for each in before if name in {part.id for part in _names(each, ast.Store)}]
-    read = {part.id for part in _names(made[0]) if _is_input(values.get(part.id))} - {name} if made else set()
-    return _is_input(values.get(name)) and bool(read & own) and (least == 1 or read <= own)
+    made = next((each for each in before if name in {part.id for part in _names(each, ast.Store)}), None)
+    return set() if made is None else {each.id for each in _names(made) if _is_input(values.get(each.id))} - {name}
 
 
 def _is_index(tensor: Tensor) -> bool:

@@ -144,8 +144,7 @@ class Loss:
         parameters: by name, the leaves of the graph, without the inputs.
         path: the code that takes the loss from the function's result, such as an index.
         runs: how often the loss was run.
-        stopped: how often it ended its run because of a NaN or an infinity, as far as its error says. The last one is
-            `stop`.
+        stops: the errors by which it ended a run because of a NaN or an infinity, as far as they say so.
         seconds: how long one run takes.
         is_random: whether the loss draws random numbers.
         is_large: whether the parameters are too large for copies in float64.
@@ -159,8 +158,8 @@ class Loss:
         self.wants = [tensor.requires_grad for tensor in self._given]
         self.names = _names(function, inputs)
         self.parameters: dict[str, Tensor] = {}
-        self.runs, self.stopped, self.seconds = 0, 0, 0.0
-        self.stop = ""
+        self.runs, self.seconds = 0, 0.0
+        self.stops: list[str] = []
         self.is_random, self.is_large, self.path = False, False, ""
         self.dtype = torch.get_default_dtype()
         self._before = Before(None, inputs)
@@ -278,7 +277,7 @@ class Loss:
                 yield
             except (Exception, SystemExit) as error:
                 if isinstance(error, SystemExit) or _NOT_FINITE.search(str(error)):
-                    self.stopped, self.stop = self.stopped + 1, f"{type(error).__name__}: {error}"
+                    self.stops.append(f"{type(error).__name__}: {error}")
 
     @contextmanager
     def _state(self, factor: float = 1.0, dtype: torch.dtype | None = None) -> Iterator[None]:

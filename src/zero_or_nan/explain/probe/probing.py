@@ -118,8 +118,8 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
     with search.loss.kept(), search.counted():
         if not search.run():
             search.report.notes.append(TIME_IS_UP.format(seconds))
-    if search.loss.stopped:
-        search.report.notes.append(STOPPED.format(search.loss.stopped, search.loss.stop))
+    if stops := search.loss.stops:
+        search.report.notes.append(STOPPED.format(len(stops), stops[-1]))
     search.report.runs, search.report.seconds = search.loss.runs, search.spent()
     return search.report
 

@@ -115,20 +115,18 @@ class Losses:
                 self._found.append(Called(function.__qualname__, *_called(function, values), loss, began, self._count))
 
     def _search(self, run: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
-        is_part = kwargs.get("accumulate_grad") is False and args[2]  # the gradient of a penalty, say
-        if is_part:
+        if kwargs.get("accumulate_grad") is False and args[2]:  # a gradient that is part of the loss, as in a penalty
             return run(roots, *args, **kwargs)
         self.__exit__()
         graph = graph_from(tensors_in(roots))
         calls = [call for call in self._found if call.loss.grad_fn in graph and not call.gets_a_loss]
         with_tensors = [call for call in calls if tensors_in(call.inputs)]  # others have a batch that can't be changed
         is_whole = _is_made_of({call.loss.grad_fn for call in calls}, tensors_in(roots))
-        cut = None if is_whole else self._cut_out(graph)  # a function computes only a part of the loss
-        reports = {} if cut is None else {"the loss": cut}
-        reports = reports or self._outermost(with_tensors) or self._outermost(calls)
-        if not reports and is_whole and (cut := self._cut_out(graph)) is not None:
+        reports = self._outermost(with_tensors) or self._outermost(calls) if is_whole else {}
+        if not reports and (cut := self._cut_out(graph)) is not None:
             reports["the loss"] = cut
-        if not is_whole and cut is None:
+        if not reports and not is_whole:
+            reports = self._outermost(with_tensors) or self._outermost(calls)
             for report in reports.values():
                 report.notes.append(PART)
         self.reports = reports

@@ -256,28 +256,34 @@ def _jacobian(
 
 def _rows(call: Call, chunk_size: int | None) -> list[Tensor]:
     """All rows of the Jacobian by each input. A row belongs to one element of the outputs."""
-
-    def product(*vectors: Tensor) -> list[Tensor]:
-        return _product(call, vectors, True, None)
-
     total = sum(output.numel() for output in call.outputs)
     size = 1 if call.level else chunk_size or max(total, 1)
     chunks = []
     for start in range(0, total, size):
-        vectors, offset = [], start
-        for output in call.outputs:
-            units = torch.zeros(min(size, total - start), output.numel(), dtype=output.dtype, device=output.device)
-            units.diagonal(offset).fill_(1)
-            vectors.append(units.view(-1, *output.shape))
-            offset -= output.numel()
-        rows = torch.vmap(product)(*vectors) if size > 1 else []
+        numbers = range(start, min(start + size, total))
+        rows = _rows_at_once(call, numbers) if size > 1 else []
         if not rows or not is_finite(rows):
-            each = (_row(call, number) for number in range(start, min(start + size, total)))
-            rows = [torch.stack(parts) for parts in zip(*each, strict=True)]
+            rows = [torch.stack(parts) for parts in zip(*(_row(call, number) for number in numbers), strict=True)]
         chunks.append(rows)
     if not chunks:
         return [under_vmap(tensor.detach()).unsqueeze(0)[:0] for tensor in call.inputs]
     return [torch.cat(rows) if len(rows) > 1 else rows[0] for rows in zip(*chunks, strict=True)]
+
+
+def _rows_at_once(call: Call, numbers: range) -> list[Tensor]:
+    """Rows of the Jacobian by each input. A row uses the other elements of the outputs, with the factor 0."""
+
+    def product(*vectors: Tensor) -> list[Tensor]:
+        return _product(call, vectors, True, None)
+
+    vectors, offset = [], numbers.start
+    for output in call.outputs:
+        units = torch.zeros(len(numbers), output.numel(), dtype=output.dtype, device=output.device)
+        units.diagonal(offset).fill_(1)
+        vectors.append(units.view(-1, *output.shape))
+        offset -= output.numel()
+    found: list[Tensor] = torch.vmap(product)(*vectors)
+    return found
 
 
 def _row(call: Call, number: int) -> list[Tensor]:
