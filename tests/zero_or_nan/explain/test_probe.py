@@ -478,6 +478,7 @@ IN_LOOP = {
     "    loss = (out * mask).sum() / mask.sum()\n    if loss.item() > 9: continue": "mask is 0",
     "    loss = (out * mask).sum() / mask.sum()\n    model.eval(); loss.backward()": "mask is 0",
     "    model.loss = (out * mask).sum() / mask.sum()\n    loss = model.loss": "mask is 0",
+    "    z = out * mask\n    loss = (z @ z.T).sum() / mask.sum()": "mask is 0",
     "    w = mask * 2\n    w = w / w.sum()\n    loss = (out * w).sum()": "mask is 0",
     "    try:\n        loss = (out * mask).sum() / mask.sum()\n        loss.backward()\n    except: pass": "mask is 0",
 }

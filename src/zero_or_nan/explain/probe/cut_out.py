@@ -100,10 +100,12 @@ def _body(loss: ast.expr, last: ast.stmt, before: Sequence[ast.stmt], values: An
 
 
 def _computed_attributes(tree: ast.AST, values: Any) -> set[str]:
-    """The attributes that code reads and that have a graph, such as `self.loss`, as code."""
+    """The attributes that code reads and that have a graph, such as `self.loss`, as code. `x.T` is no such attribute."""
     nodes = (each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load))
-    texts = {ast.unparse(each) for each in nodes}
-    return {text for text in texts if _PLAIN.fullmatch(text) and _is_computed(_value_of(text, values))}
+    texts = {ast.unparse(each): ast.unparse(each.value) for each in nodes}
+    known = {text: owner for text, owner in texts.items() if _PLAIN.fullmatch(text)}
+    of_objects = (text for text, owner in known.items() if not isinstance(_value_of(owner, values), Tensor))
+    return {text for text in of_objects if _is_computed(_value_of(text, values))}
 
 
 def _value_of(attribute: str, values: Any) -> Any:
