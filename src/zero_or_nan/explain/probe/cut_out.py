@@ -100,7 +100,7 @@ def _body(loss: ast.expr, last: ast.stmt, before: Sequence[ast.stmt], values: An
 
 
 def _computed_attributes(tree: ast.AST, values: Any) -> set[str]:
-    """The attributes that code reads and that have a graph, such as `self.loss`, as code. `x.T` is no such attribute."""
+    """The attributes of objects that code reads and that have a graph, such as `self.loss`, but not `x.T`, as code."""
     nodes = (each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load))
     texts = {ast.unparse(each): ast.unparse(each.value) for each in nodes}
     known = {text: owner for text, owner in texts.items() if _PLAIN.fullmatch(text)}
