@@ -89,7 +89,7 @@ def test_lightning(module_type, precision, rtol):
     "Lightning, manual optimization",
     "def backward(self, loss, *args, **kwargs):\n    ignoring.backward(loss, *args, **kwargs)\n"
     "self.manual_backward(loss)",
-    "`manual_backward` scales the loss, calls the hooks, and goes through that same method.",
+    "`manual_backward` scales the loss, runs the hooks, and then calls the `backward` that you wrote.",
 )
 @compared(rtol=2e-3, atol=2e-4)
 def test_lightning_with_manual_optimization(ignoring, rows, module_type):
