@@ -141,14 +141,14 @@ def tree(found: Remedies) -> Any:
         "No": (
             "ignoring",
             "Call ignoring.backward(loss).",
-            f"{right('ignoring')}; an undefined gradient stays undefined in {kept} of {used}",
+            f"{right('ignoring')}. If the loss uses the bad element, its NaN or inf stays in {kept} of {used}",
         ),
     }
     know = {
         "Yes": (
             "double where",
-            "In the inner where, write a harmless number. In the outer where, write an expression with "
-            "the value and the slope that you choose: a constant has slope 0.",
+            "In the inner where, write a harmless number. In the outer where, write the result that you choose "
+            "for the bad element: a constant gives it the gradient 0.",
             f"a chosen number in {chosen} of {used} cases",
         ),
         "No": (

@@ -137,8 +137,8 @@ class Verdict(Statement):
             "The reference is computed in float64, from the used elements alone. "
             "<span class='zn-masked'>--</span> marks an element that the loss does not use."
         )
-        within = f"within {self.ulps} ulps of" if self.ulps else "equal to"
-        note += f" Right: {within} the reference, after it is rounded to the column's dtype."
+        within = f"differs from it by at most {self.ulps} ulps" if self.ulps else "equals it"
+        note += f" <em>Right</em>: if the reference is rounded to the gradient's dtype, the gradient {within}."
         return f'{failed}{body}<p class="zn-note">{note}</p>'
 
     def json(self) -> dict[str, Any]:

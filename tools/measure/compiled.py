@@ -52,7 +52,7 @@ OUTCOMES = {
     "miscompiled": "compiling alone changes plain PyTorch's gradient, and ignoring returns the changed gradient",
     "right": (
         "if the loss leaves the bad rows out, the gradient equals that of uncompiled PyTorch on finite rows. If the "
-        "loss uses all rows, no NaN of the uncompiled gradient becomes a number"
+        "loss uses all rows, the compiled gradient is NaN wherever the uncompiled gradient is"
     ),
 }
 """The possible outcomes for a program with one kind of bad rows, the worst first, and what they mean."""

@@ -122,6 +122,13 @@ def in_short(content: dict[str, Any], on_gpu: dict[str, Any]) -> str:
     )
 
 
+def cost(content: dict[str, Any], of: str) -> str:
+    """What backward costs for a row of the table of settings: of `ordinary` or `compiled` models, or of a `penalty`."""
+    penalty = [row for row in content["rows"] if row["case"].startswith("gradient penalty")]
+    rows = {"ordinary": _models(content["rows"])[0], "compiled": content["compiled"], "penalty": penalty}[of]
+    return f"Backward takes {_of(rows, False)} as long, and {_of(rows, True)} if half of the rows are NaN."
+
+
 def _most(content: dict[str, Any], state: str, words: str) -> str:
     """The largest multiple of all functions at all sizes, with the name of the function."""
     most, name = max((max(multiples(row, state)), row["function"]) for row in content["functions"])
@@ -180,7 +187,7 @@ def _failing(rows: list[dict[str, Any]]) -> str:
     )
     return (
         "<p>In a step that fails, <code>explain</code> repeats some functions with other numbers, tries remedies, and "
-        f"may run backward again. The step then took from {least} to {most}.</p>"
+        f"may run backward again. The quickest such step took {least}, and the slowest took {most}.</p>"
     )
 
 

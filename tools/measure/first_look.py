@@ -137,8 +137,8 @@ def shown(content: dict[str, Any]) -> str:
     held = summed(content["first"])
     words = [held[word] for word in ("failing", "right kind", *ANSWERS)]
     return prose(
-        "<p>Of the {} programs held back, the first report named the right kind in {}. The remedy, pasted, gave the "
-        "right numbers in {}, and finite numbers whose value you have to choose in {}. For {}, there was only "
-        "<em>advice</em>, a few lines of comment. In {}, the remedy gave wrong numbers, in {} the numbers were still "
-        "not finite, and in {} nothing was found.</p>".format(*words)
+        "<p>Of the {} programs held back, the first report named the right kind in {}. With the remedy pasted in, {} "
+        "gave the right numbers. In {} more, the numbers were finite, but you have to decide whether they are right. "
+        "For {}, there was only <em>advice</em>, a few lines of comment. In {}, the remedy gave wrong numbers, in {} "
+        "the numbers were still not finite, and in {} nothing was found.</p>".format(*words)
     )

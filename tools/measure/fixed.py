@@ -74,7 +74,7 @@ CAUSES = (
     Cause(
         "finite in PyTorch",
         "In PyTorch's formula, terms as large as 3e38 cancel, so the digits of smaller terms are lost. PyTorch's "
-        "gradient is finite, but it differs from the gradient of the clean input, and ignoring keeps its bits.",
+        "gradient is finite, but it differs from the gradient of the clean input. ignoring returns the same bits.",
         lambda operator, sample: sample.finite,
     ),
     Cause(

@@ -295,9 +295,9 @@ WHY = {
         "gradient."
     ),
     "nn.functional.normalize": (
-        "`normalize` divides a row by its norm, which is NaN, and the loss uses a part of the row. For the other part, "
-        "`ignoring` drops the ignored term of the gradient. The term that is left comes from the derivative of `clamp` "
-        "at NaN, which is 0."
+        "`normalize` divides a row by its norm, which is NaN, and the loss uses a part of the row. The gradient of "
+        "an element that the loss does not use has two terms. `ignoring` drops the term that the loss ignores. The "
+        "other comes through the norm, from the derivative of `clamp` at NaN, which is 0."
     ),
     "linalg.lu_factor": (
         "`lu_factor` chooses its pivots by comparing numbers. The test puts in a number for which it chooses other "

@@ -205,7 +205,7 @@ def shown(record: dict[str, Any]) -> str:
     others = [row for row in asked if row["ignoring"] not in ("right", "rounded")]
     named = "; ".join(f"{row['name']}: <em>{row['ignoring']}</em>" for row in others)
     place = f"an {html.escape(record['device'])} with PyTorch {record['torch']}"
-    said = f"The self-check on {place}: {len(asked) - len(others)} of {len(asked)} rows are right or rounded."
+    said = f"The self-check on {place}: {len(asked) - len(others)} of {len(asked)} gradients are right or rounded."
     said += f" Not so: {named}." if others else ""
     rows = [
         [html.escape(row["model"]), *(f"{row[name]:.1f}" for name in ("plain_ms", "clean", "contaminated"))]
@@ -236,8 +236,8 @@ def rows_shown(record: dict[str, Any]) -> str:
     plain, without, ours = (sum(row[column].get("right", 0) for row in told) for column in gradients)
     said = (
         f"<p>Of these {sum(row['cases'] for row in told)} runs, plain PyTorch's gradients are right in {plain}. "
-        f"Without cuDNN's kernel, they are right in {without}, and with <code>ignoring.backward(loss)</code>, which "
-        f"replaces <code>loss.backward()</code>, in {ours}."
+        f"Without cuDNN's kernel, they are right in {without}. If <code>ignoring.backward(loss)</code> replaces "
+        f"<code>loss.backward()</code>, they are right in {ours}."
     )
     said += "".join(f" With {length} keys, all gradients are right." for length in sorted(others))
     low = record["low"]

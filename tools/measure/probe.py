@@ -152,7 +152,7 @@ def shown(content: dict[str, Any]) -> str:
     failing = sum(bool(row["findings"]) for row in content["torch_losses"])
     said = (
         f"<p>We also searched {len(content['torch_losses'])} losses and distributions of PyTorch itself: {failing} of "
-        "them can fail. For some of these inputs, the exact result is infinite too, or the documentation mentions the "
-        "failure.</p>"
+        "them can fail. On some of the inputs that make them fail, the exact result is infinite too, or the "
+        "documentation mentions the failure.</p>"
     )
     return prose(table, said)

@@ -15,6 +15,7 @@ from helpers import show
 from helpers.recorded import spans
 
 from ..project import Problem, Project, named
+from .costs_shown import cost
 from .records import RELEASE as VERSION
 from .records import keep, prose, read
 
@@ -139,10 +140,10 @@ def _with(known: list[str], version: str, found: list[str]) -> list[str]:
 
 DECISIONS = tomllib.loads(Path(__file__).with_name("decisions.toml").read_text(encoding="utf-8"))
 """The settings that most people have, the most frequent first: the recorded setup whose code is the line to write, and
-what to know of its cost and its limits, if this is more than the remark of the setup."""
+what to know of its limits and its cost, if this is more than the remark of the setup."""
 
 
-def decided(content: dict[str, Any]) -> str:
+def decided(content: dict[str, Any], costs: dict[str, Any]) -> str:
     """The table that says which line to write in which training setting.
 
     The lines are those of the recorded setups, so a test has run each of them.
@@ -154,6 +155,9 @@ def decided(content: dict[str, Any]) -> str:
     if lost := [each["setup"] for each in DECISIONS.values() if each["setup"] not in held]:
         raise Problem(f"tools/measure/setups.py advises setups that no recorded test holds: {', '.join(lost)}")
     rows = [{**held[each["setup"]], **each, "setup": setting} for setting, each in DECISIONS.items()]
+    for row in rows:
+        if "cost" in row:
+            row["remark"] = f"{row['remark']} {cost(costs, row['cost'])}"
     return _table("The line to write, by setting", rows)
 
 

@@ -29,7 +29,7 @@ DRAWN = {
     "costs-in-short": ("costs on_gpu", "measure.costs_shown", "in_short"),
     "functions": ("costs", "measure.costs_shown", "by_function"),
     "watching": ("costs", "measure.costs_shown", "watching"),
-    "decisions": ("setups", "measure.setups", "decided"),
+    "decisions": ("setups costs", "measure.setups", "decided"),
     "empty-rows": ("empty_rows", "measure.on_gpu", "rows_shown"),
     "on-gpu": ("on_gpu", "measure.on_gpu", "shown"),
 }

@@ -78,7 +78,8 @@ class BackwardFigure(show.Shown):
         masked = any(isinstance(value, Entries) and Kind.MASKED in value.kinds() for value in sent)
         return (
             '<span class="zn-key">Each grey box is a node: one step of backward, with the tensors that it saved. '
-            f"The cells between the boxes are cotangents: the gradients that arrive at the next box.{' A dashed cell (--) marks an ignored element.' if masked else ''}"
+            "The cells between the boxes are cotangents: the gradients that arrive at the next box."
+            f"{' A dashed cell (--) marks an ignored element.' if masked else ''}"
             '<span class="zn-key-steps"> ▶ marks the current step. Later steps are faint.</span></span>'
         )
 

@@ -7,7 +7,8 @@ import pytest
 from bs4 import BeautifulSoup
 from scratch import ROOT
 
-from tools.measure import setups
+from tools.measure import costs_shown, setups
+from tools.measure.records import read
 from tools.project import Problem, Project
 
 SHOWN = ("setup", "code", "remark", "fixes", "tests")
@@ -105,15 +106,18 @@ def test_the_table_tells_right_from_not_right_and_leaves_out_what_was_not_tested
 
 
 def test_each_setup_is_in_one_table():
-    first, second = setups.decided({"rows": recorded()}), setups.shown({"rows": recorded()})
+    costs = read(Project(ROOT), "costs")
+    first, second = setups.decided({"rows": recorded()}, costs), setups.shown({"rows": recorded()})
     assert first.count("<pre>") == len(setups.DECISIONS)
     with_remark = [row for row in recorded() if row["holds_on"] and row["remark"]]
     assert first.count("<pre>") + second.count("<pre>") == len(with_remark)
     assert "<pre>ignoring.backward(scaler.scale(loss))</pre>" in first
+    compiled = costs_shown.cost(costs, "compiled")
+    assert first.count(compiled) == 2 and costs_shown.cost(costs, "penalty") in first
 
 
 @pytest.mark.parametrize("change", [{"fixes": False}, {"holds_on": []}, {"setup": "renamed"}])
 def test_a_line_that_no_test_holds_is_not_advised(change):
     rows = [row | change if row["setup"] == "FSDP2" else row for row in recorded()]
     with pytest.raises(Problem, match="no recorded test holds: FSDP2$"):
-        setups.decided({"rows": rows})
+        setups.decided({"rows": rows}, {})

@@ -56,6 +56,7 @@ def test_costs_are_shown_as_ratios():
     assert "layer takes 1.2 times as long as plain" in html and "The first 1 models are ordinary" in html
     assert "at most 1.2 times plain PyTorch's, and in compiled layers at most 1.5 times" in html
     assert "takes 0.7 times as long as" in html and "masked</code> takes 1.3 times as long" in html  # 2 and 4, ours 3
+    assert costs_shown.cost(COSTS, "ordinary").startswith("Backward takes 1.5 times as long, and 1.5 times if half")
     assert html.count("a model") == 1 and "a tiny &lt;model&gt;" in html
     gpu = {"device": "H", "costs": [dict(zip(costs_shown.STATES, of, strict=True)) for of in ((1.2, 3), (1.7, 4))]}
     said = costs_shown.in_short(COSTS, gpu)
@@ -99,7 +100,7 @@ def test_a_watched_step_is_measured_by_one_that_nobody_watches():
     html = costs_shown.watching(content)
     found = cells(html)
     assert found[found.index("a &lt;net&gt;") :][:4] == ["a &lt;net&gt;", "2.5", "1.5", "1.1"]
-    assert "from 3 ms instead of 1 ms (small) to 23 ms instead of 2 ms (a &lt;bad&gt; net)" in html
+    assert "took 3 ms instead of 1 ms (small), and the slowest took 23 ms instead of 2 ms (a &lt;bad&gt; net)" in html
 
 
 def test_fixed_lists_contaminated_operators_and_counts_all():

@@ -157,7 +157,7 @@ def test_a_number_that_goes_round_all_passes_is_told_if_it_still_exists():
 
     assert report_of(program).ok
     report = report_of(direction)
-    assert told(report) == [("undefined", "div", "")] and "a result has this element, and its value" in str(report)
+    assert told(report) == [("undefined", "div", "")] and "a result has this element, and the value" in str(report)
 
 
 def test_what_does_no_harm_after_the_last_pass_is_not_told():

@@ -118,7 +118,8 @@ def test_a_kernel_without_a_rule_is_told_of(library, record):
     '@ignoring.rule("mylib::clip_backward")\ndef by_entry(op, gradient, x, bound):\n'
     "    value = op(ignoring.unwrap(gradient), x, bound)\n"
     "    return ignoring.zero_ignored(value, ignoring.mask_of(gradient))",
-    "The rule says what the kernel in your operator's backward does to ignored elements. Without a rule, a warning names the kernel.",
+    "The rule says what the kernel in your operator's backward does to ignored elements. Without "
+    "a rule, a warning names the kernel.",
 )
 @pytest.mark.parametrize("record", [False, True])
 def test_with_a_rule_it_is_followed(library, record):

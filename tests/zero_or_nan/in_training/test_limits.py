@@ -48,7 +48,8 @@ def test_a_compiled_model(ignoring, rows, unmarked, backend):
     "A compiled model, with a selection inside of the region",
     "ignoring.follow_compiled()\nloss_of_rows = torch.compile(loss_of)\nloss = loss_of_rows(model, rows)\n"
     "ignoring.backward(loss)",
-    "With `follow_compiled`, inductor's graph still shows which zeros come from a selection. Before PyTorch 2.8, a warning says that it does not.",
+    "Compiling hides which zeros come from a selection. With `follow_compiled`, `ignoring` still knows them. Before "
+    "PyTorch 2.8, it warns.",
 )
 @compared()
 def test_a_compiled_selection(ignoring, rows, unmarked, backend):

@@ -21,7 +21,7 @@ from .notebook import escape
 
 MEANS: dict[str, str] = {
     "contaminated": "the loss ignores this element: the gradient that you want exists",
-    "undefined": "the loss uses this element, and its {} does not exist, or it is infinite",
+    "undefined": "the loss uses this element, and the {} there is infinite or does not exist",
     "overflow": "the loss uses this element, and the number is too large for its dtype",
     "bad input": "the loss uses this element, and it was not finite when it came in",
 }

@@ -93,7 +93,7 @@ def _filled(end: Chain, chains: Sequence[Chain], right: Tensor | None) -> Advice
     is_same = all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
     if not (is_same and are_finite(first)) or (right is not None and not torch.equal(first[0], right)):
         return _NOT_TRIED
-    why = "# the loss does not depend on {} where it is NaN: line {} with another number there."
+    why = "# {} has NaN, but the loss does not depend on these elements: line {} with 0 in their place."
     return part.written(why, float(first[0]), {id(part.target): "torch.where({0}.isnan(), 0, {0})"})
 
 
@@ -106,8 +106,8 @@ def _detached(end: Chain, chains: Sequence[Chain]) -> Advice:
         if not are_finite(gradient[known] if key in predictions else gradient):
             return _NOT_TRIED
     why = (
-        "# {0} has NaN, which the program drops later: line {1} without a gradient there.\n"
-        "# Or select the known elements here, on both sides, and nothing later"
+        "# {0} has NaN, but the program drops these elements later: line {1} without their gradient.\n"
+        "# Or select the known elements in this line, and remove the later selection"
     )
     code = "torch.where({1}.isnan(), {0}.detach(), {0})"
     return part.written(why, float(found.value), dict.fromkeys(predictions, code))
@@ -120,7 +120,7 @@ def _known(end: Chain, chains: Sequence[Chain], right: Tensor | None) -> Advice:
     """
     results = {key for key, (_, call) in end.made.items() if any(call.is_again(chain.call) for chain in chains)}
     line = _line(end, chains)
-    why = '# if NaN in {} means "not measured": line {} without it, on both sides.'
+    why = '# if NaN in {} means "not measured": line {} without these elements, on both sides.'
     for written in ("~{}.isnan()", "~{}.isnan().any(-1)"):
         is_row = written.endswith("(-1)")
         if is_row and (found := _without_a_loss(_Part(end, line[-1:]), right)).remedy:
