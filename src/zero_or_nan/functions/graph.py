@@ -198,6 +198,13 @@ def read_saved(node: Any, name: str) -> Any:
     return None
 
 
+def came_as_nan(node: Any, shape: torch.Size) -> Tensor | None:
+    """The elements at which the input of a node was NaN; None if none was, or the node did not save its input."""
+    saved = read_saved(node, "self") if hasattr(node, "_saved_self") else None
+    found = saved.isnan() if isinstance(saved, Tensor) and saved.shape == shape else None
+    return None if found is None or not bool(found.any()) else found
+
+
 def saved_tensors(node: Any, unknown: bool = False) -> Iterator[Tensor]:
     """The tensors that a node saved, if reading them runs no hook.
 

@@ -60,6 +60,7 @@ CLEAN = {
         lambda p, x: {"out": functional_call(MODEL, p, (x,)), "sum": (x.sum(),)}, (0, 1)
     )(DETACHED, X),
     "jacrev of nothing": lambda f: f.jacrev(lambda x: x[:0])(X),
+    "jacrev of numbers": lambda f: f.jacrev(f.jacrev(lambda x, y: (x * x * y, {"both": y.sin()})), (0, 1))(*B[:2]),
     "vjp": lambda f: f.vjp(lambda a, b: {"u": a @ b, "v": a.sin()}, X, W)[1]({"u": numbers(4, 5), "v": X}),
     "vjp, aux": lambda f: f.vjp(lambda a: (a.sin(), a), X, has_aux=True)[2],
     "jacrev of grad": lambda f: f.jacrev(f.grad(lambda v: (v.exp() / v.exp().sum()).square().sum()))(B),

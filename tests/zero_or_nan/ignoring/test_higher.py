@@ -8,6 +8,7 @@ from math import isfinite
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from programs import WEIGHTS, programs
 from sample import examples
@@ -177,6 +178,20 @@ def test_a_recorded_gradient_has_the_bits_of_one_that_is_not():
     for gradient in (torch.autograd.grad, ignoring.grad):
         for records in (True, False):
             assert gradient(loss, x, retain_graph=True, create_graph=records)[0].add(0).tolist() == [0, 0]
+
+
+GATES = [torch.relu, F.relu6, F.hardtanh, F.hardshrink, F.softshrink, F.l1_loss, torch.abs]
+GATES += [lambda y: y.norm(1), lambda y: y.norm(math.inf), lambda y: F.threshold(y, 0, 0)]
+GATES += [lambda y: F.leaky_relu(y.expand(2))[:1], lambda y: F.rrelu(y.expand(2))[:1]]
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_nan_that_a_gate_used_stays_in_the_second_derivative(gate):
+    """The gate's derivative does not depend on its input, unless the input is NaN."""
+    x = torch.tensor([math.nan, math.nan, 0.5], requires_grad=True)
+    target = [torch.ones(1)] if gate is F.l1_loss else []
+    (slope,) = ignoring.grad(gate(-(x * x)[:1], *target).sum(), x, create_graph=True)
+    assert ignoring.grad(slope.sum(), x)[0].isnan().tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("function", [torch.linalg.eigh, torch.linalg.eig])

@@ -27,7 +27,7 @@ from ...masks.cotangent import (
 )
 from ...masks.mask import Mask, all_count, both, everywhere, expanded, full
 from ..conditions import ALWAYS
-from ..graph import can_be_read_again
+from ..graph import came_as_nan, can_be_read_again
 from ..numerics import numerics
 from ..registry import function, rule, transfer
 from .products import bilinear
@@ -196,8 +196,11 @@ def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
     if not (value.is_floating_point() or value.is_complex()):
         return value
     step = step_of((grad,))
-    if selecting(grad) or step is not None and step.makes_up_zeros:
+    if selecting(grad):
         return Cotangent(value, everywhere(False, value))
+    if step is not None and step.makes_up_zeros:  # a NaN that came in was used, though its derivative is 0
+        unknown = came_as_nan(step.node, value.shape)
+        return Cotangent(value, everywhere(False, value) if unknown is None else both(unknown, mask_of(grad)))
     return Cotangent(value, None if step is not None and step.is_anothers else mask_of(grad))
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ...functions.fills import mark_formula
-from ...functions.graph import Edge, Graph, edge_of, engine_run, function_of, held_from, senders_of
+from ...functions.graph import Edge, Graph, came_as_nan, edge_of, engine_run, function_of, held_from, senders_of
 from ...functions.record import Function, Transfer
 from ...masks.cotangent import Cotangent, NotFollowed, can_carry, dispatches, is_finite
 from ...masks.mask import Mask, all_count, and_whatever_is_not_0, both, either, everywhere
@@ -278,12 +278,12 @@ class Pass:
             compared = step.where_unordered if step is not None and function.compares else None
             mark_formula(node, selects, results, arriving, self.forward, compared)
         if step is None:
-            self._hand_on(node, edges, results, _NO_MASKS)
+            self._hand_on(node, edges, results, _NO_MASKS, arriving)
             return None
         values, masks = step.end(results, arriving)
         if torch.is_grad_enabled():  # the recorded graph keeps the cotangents, and they keep the step
             step.over()
-        self._hand_on(node, edges, values, masks)
+        self._hand_on(node, edges, values, masks, arriving)
         # PyTorch checks what a hook returns, and can't check nested tensors.
         return None if all(map(operator.is_, values, results)) else tuple(values)
 
@@ -310,15 +310,18 @@ class Pass:
                 values, masks = transfer.after(self, node, function, arrived, results, wanted)
             except Exception as error:
                 self.failed(function_of(node.name()), error)
-        self._hand_on(node, edges, values, masks)
+        self._hand_on(node, edges, values, masks, arriving)
         return None if values is results or all(map(operator.is_, values, results)) else tuple(values)
 
-    def _hand_on(self, node: Any, edges: Ahead, values: Sequence[Any], masks: Iterable[Mask]) -> None:
+    def _hand_on(
+        self, node: Any, edges: Ahead, values: Sequence[Any], masks: Iterable[Mask], arriving: Gradients
+    ) -> None:
         """Send the results of a node's derivative on to the next nodes."""
         sent: list[Mask] = []
         for (edge, last), value, mask in zip(edges, values, masks, strict=False):
             if value is not None and edge[0] is not None:
-                mask = _unless_constant(value, mask)
+                if _is_zerotensor(value) and not any(map(_is_zerotensor, arriving)):
+                    mask = _of_constant(node, value, mask)
                 self._send(edge, last, value, mask)
             sent.append(mask)
         if self.observer is not None:
@@ -455,13 +458,15 @@ def _is_zerotensor(value: Any) -> bool:
     return type(value) is Tensor and value._is_zerotensor()
 
 
-def _unless_constant(value: Any, mask: Mask) -> Mask:
-    """The mask of a derivative's result. If the result is a ZeroTensor, all of its elements are ignored.
+def _of_constant(node: Any, value: Tensor, mask: Mask) -> Mask:
+    """The mask of a ZeroTensor that a derivative makes. Most often, all of its elements are ignored.
 
     A ZeroTensor is the tangent of a constant. A product with it is a ZeroTensor, also if the other factor is NaN. So
-    the other factor is ignored.
+    the other factor is ignored. But the derivative of a step function is a ZeroTensor, too, and a NaN that came in was
+    used.
     """
-    return everywhere(False, value) if _is_zerotensor(value) else mask
+    unknown = came_as_nan(node, value.shape)
+    return everywhere(False, value) if unknown is None else mask if all_count(mask) else both(unknown, mask)
 
 
 _NOTHING_IGNORED = _Arrived(None, None, 0)

@@ -245,7 +245,7 @@ def _jacobian(
         if any(tensor.is_complex() for tensor in tensors):
             raise RuntimeError(f"jacrev needs real numbers, and {what} of the function is complex; use vjp")
     by_input = [
-        [part.view(*output.shape, *rows.shape[1:]) for part, output in zip(parts, call.outputs, strict=True)]
+        [part.view(output.shape + rows.shape[1:]) for part, output in zip(parts, call.outputs, strict=True)]
         for rows in _rows(call, chunk_size)
         for parts in [torch.split(rows, [output.numel() for output in call.outputs])]
     ]
