@@ -141,19 +141,19 @@ def tree(found: Remedies) -> Any:
         "No": (
             "ignoring",
             "Call ignoring.backward(loss).",
-            f"{right('ignoring')}. If the loss uses the bad element, its NaN or inf stays in {kept} of {used}",
+            f"{right('ignoring')}. (If the loss uses the bad element, its NaN or inf stays in {kept} of {used}.)",
         ),
     }
     know = {
         "Yes": (
             "double where",
-            "In the inner where, write a harmless number. In the outer where, write the result that you choose "
-            "for the bad element: a constant gives it the gradient 0.",
+            "In the inner where, write a harmless number. In the outer where, write an expression that has the "
+            "gradient that you want for the bad element: a constant has the gradient 0.",
             f"a chosen number in {chosen} of {used} cases",
         ),
         "No": (
             "clip or stop",
-            "Stop before the optimizer steps, and find the line.",
+            "Stop before optimizer.step() runs, and find the line that makes the NaN.",
             f"no NaN and no wrong number reaches the optimizer in {quiet} of {every} cases",
         ),
     }

@@ -113,7 +113,7 @@ def in_short(content: dict[str, Any], on_gpu: dict[str, Any]) -> str:
         f"all numbers are finite. If half of the rows are NaN, it takes {_of(usual, True)} as long.</strong> Tiny "
         f"models, long chains of functions and a gradient penalty take {_of(extreme, False)} as long, and "
         f"{_of(extreme, True)} as long with NaN rows. "
-        '<a href="what-it-costs.html#functions-at-three-sizes">Single functions</a> take up to '
+        '<a href="what-it-costs.html#functions-at-three-sizes">Small programs with one kind of function</a> take up to '
         f"{_most(content, 'clean', 'all numbers finite')}, and up to {_most(content, 'contaminated', 'one NaN')}.</p>"
         f"<p>A whole step, forward and backward, of an ordinary model takes {_of(usual, False, BOTH)} as long on a CPU "
         f"if all numbers are finite. On one GPU ({html.escape(on_gpu['device'])}), "

@@ -156,7 +156,7 @@ class ProbeReport:
         parts = [f"{head} ({self.runs} runs of the loss)", *map(str, self.findings)]
         if self.searched:
             lines = (f"  {place(edge.filename, edge.line)}  {edge.function} in {edge.source}" for edge in self.searched)
-            title = "searched without success, which does not prove that they are safe:"
+            title = "no failure was found here, which does not prove that these are safe:"
             parts.append("\n".join([title, *lines]))
         return "\n\n".join([*parts, *(f"note: {note}" for note in self.notes)])
 

@@ -20,7 +20,7 @@ from . import notebook
 from .notebook import escape
 
 MEANS: dict[str, str] = {
-    "contaminated": "the loss ignores this element: the gradient that you want exists",
+    "contaminated": "the loss ignores this element, so the right gradient exists",
     "undefined": "the loss uses this element, and the {} there is infinite or does not exist",
     "overflow": "the loss uses this element, and the number is too large for its dtype",
     "bad input": "the loss uses this element, and it was not finite when it came in",
@@ -192,7 +192,7 @@ class Origin:
             has = "the optimizer wrote this element into a parameter"
         text = text.replace("the loss uses this element", has) if has else text
         if self.tie:
-            text = f"{text.partition(':')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
+            text = f"{text.partition(', so')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
         if self.kind == "contaminated" and self.fixed is not None:
             gave = "it gave" if self.fixed else "alone it did not give"
             text += f"; ignoring.backward was tried on this graph, and {gave} finite gradients"
