@@ -155,6 +155,15 @@ def test_a_pasted_text_leaves_the_box_in_no_way(visit):
     assert visit.page.get_by_label("Error message, traceback or log").input_value() == TRACEBACK  # nothing is lost
 
 
+def test_what_is_pasted_needs_no_click(visit):
+    visit.open("")
+    box = visit.page.get_by_label("Error message, traceback or log")
+    box.evaluate(
+        "(box, text) => { box.dispatchEvent(new Event('paste')); box.value = text; }", "GradScaler: the scale goes to 0"
+    )
+    visit.page.locator(".answer a").first.wait_for()
+
+
 def test_an_exact_message_opens_its_page_and_back_leads_back(visit):
     visit.open("")
     address = visit.page.url

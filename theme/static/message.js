@@ -213,6 +213,11 @@ async function answer(text, place) {
   place.replaceChildren(element("p", said), element("ol", ...pages.map(candidate)));
 }
 
+// Who pastes a text wants its page. The text is in the box only after the event.
+document.querySelector("form.paste textarea")?.addEventListener("paste", ({ target }) => {
+  setTimeout(() => target.form.requestSubmit());
+});
+
 document.querySelector("form.paste")?.addEventListener("submit", ({ target }) => {
   const place = document.querySelector(".answer");
   answer(target.querySelector("textarea").value, place).catch((error) => {

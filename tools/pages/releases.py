@@ -129,7 +129,7 @@ def tested(folder: Path) -> str:
                 ),
             ]
         )
-    head = ["release", "claims that hold", "library tests", "contaminated samples"]
+    head = ["release", "claims and verdicts that hold", "library tests", "contaminated samples"]
     return show.page(show.prose(show.table("Results of all tests on each release", head, rows, stack=False)))
 
 

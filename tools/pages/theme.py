@@ -22,6 +22,8 @@ from sphinx.application import Sphinx
 from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.config import Config
 
+from zero_or_nan.explain.report.remedies import PAGES
+
 from ..project import Project, write
 from ..steps.collect import checked, statements
 from ..steps.git import Repository
@@ -65,7 +67,8 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
     book = str(app.config.html_title)
     meta = metadata(doctree)
     heading = html.unescape(_plain(context.get("title", "")))
-    body = outputs(context.get("body", ""))
+    # Reports and tables lead to the site from everywhere. Here, their links stay in this copy of it.
+    body = outputs(context.get("body", "")).replace(f'href="{PAGES}', f'href="{context["pathto"]("chapters/", 1)}')
     description = meta.get("description", f"{heading}: a page of {book}")
     shown: dict[str, Any] = {
         "actions": _actions(app, project, name) if doctree is not None else [],
