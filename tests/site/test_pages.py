@@ -15,6 +15,7 @@ from tools.pages.theme import report as feedback
 from tools.project import Project
 from tools.steps.collect import MIME
 from tools.steps.git import origin
+from zero_or_nan.explain.report.remedies import PAGES
 
 PROJECT = Project(ROOT)
 CHAPTERS = [chapter.stem for chapter in PROJECT.chapters]
@@ -47,6 +48,12 @@ def test_every_page_is_in_the_navigation_of_every_page(pages):
         wanted = ["#" if path == here else os.path.relpath(path, Path(here).parent) for path in paths]
         assert set(wanted) <= {link["href"] for link in links}, here
         assert [link["href"] for link in links if link.get("aria-current") == "page"] == ["#"], here
+
+
+def test_a_link_of_a_report_or_a_table_stays_in_this_copy_of_the_site(pages):
+    links = [link["href"] for page in pages.values() for link in page.select("article a[href]")]
+    assert "./undefined.html#eigenvectors-of-equal-eigenvalues" in links
+    assert [link for link in links if link.startswith(PAGES)] == []
 
 
 def test_the_page_about_the_checks_shows_the_bibtex_entry_with_what_the_citation_file_says(pages):

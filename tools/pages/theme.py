@@ -52,6 +52,9 @@ class FrontDoor(StandaloneHTMLBuilder):
 _STYLE = re.compile(r'(<div class="zn">)<style>.*?</style>', re.DOTALL)
 """The styles that every output carries for Colab. On the site they are in the style sheet."""
 
+_OWN = re.compile(rf"(?<= href=['\"]){re.escape(PAGES)}")
+"""How a link of a report or a table to a page of the book begins."""
+
 _WORD = re.compile(r'<span class="pre">([^<]*)</span>')
 _LITERAL = re.compile(r'<code class="(?:code )?docutils literal notranslate">')
 """docutils wraps each word of literal text in elements that our style sheet does not need: a fifth of the API page."""
@@ -67,8 +70,8 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
     book = str(app.config.html_title)
     meta = metadata(doctree)
     heading = html.unescape(_plain(context.get("title", "")))
-    # Reports and tables lead to the site from everywhere. Here, their links stay in this copy of it.
-    body = outputs(context.get("body", "")).replace(f'href="{PAGES}', f'href="{context["pathto"]("chapters/", 1)}')
+    # Reports and tables have the address of the site. Here, their links stay in this copy of the site.
+    body = _OWN.sub(context["pathto"]("chapters/", 1), outputs(context.get("body", "")))
     description = meta.get("description", f"{heading}: a page of {book}")
     shown: dict[str, Any] = {
         "actions": _actions(app, project, name) if doctree is not None else [],

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
+from zero_or_nan.explain.report.remedies import PAGES
+
 from ..picture import PAGE, is_outdated
 from ..project import Project
 from .addresses import lost_addresses
@@ -24,8 +26,8 @@ _AREA = '<div class="cell_output docutils container">'
 """How MyST-NB begins what a cell shows."""
 _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
 """The styles that every output carries for Colab. On the site they are in the style sheet."""
-_FOLDER = re.compile(r'(?<= href=")[^"#]*/(?=[\w-]+\.html)')
-"""Where a page of a link is. An output leads to the site from everywhere, and on a page, the link is relative."""
+_OWN = re.compile(rf"""(?<= href=['"])(?:{re.escape(PAGES)}|\./|chapters/)(?=[\w-]+\.html)""")
+"""How a link to a page of the book begins. In an output it is the address of the site, and on a page it is relative."""
 _GENERATED = ("genindex.html", "search.html")
 """The pages that Sphinx makes without a source."""
 _LINK = re.compile(r'<(?:a|link)\b[^>]*?\shref="([^"]*)"')
@@ -72,7 +74,7 @@ def missing(notebook: Mapping[str, Any], page: str) -> list[str]:
         notebook: the executed notebook.
         page: the HTML of the page.
     """
-    areas = _FOLDER.sub("", _STYLE.sub("", page)).split(_AREA)[1:]
+    areas = _OWN.sub("", _STYLE.sub("", page)).split(_AREA)[1:]
     cells = [(name, list(map(_html, outputs))) for name, _, outputs in visible(notebook)]
     left_out = len(areas) != len(cells)
     found = []
@@ -90,7 +92,7 @@ def _html(output: Mapping[str, Any]) -> str:
     """An output as the page contains it; of a picture in a file, or of an exception, only how it begins."""
     data = output.get("data", {})
     if "text/html" in data:
-        return _FOLDER.sub("", _STYLE.sub("", "".join(data["text/html"]))).strip()
+        return _OWN.sub("", _STYLE.sub("", "".join(data["text/html"]))).strip()
     if "ename" in output or any(kind.startswith("image/") for kind in data):
         return str(output.get("ename", "<img"))
     text = "".join(output["text"] if "text" in output else data["text/plain"])

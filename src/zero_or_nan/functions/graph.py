@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from ..masks.mask import Mask, everywhere
+
 _functions: Any = torch._C._functions
 
 AccumulateGrad: type = _functions.AccumulateGrad
@@ -198,10 +200,14 @@ def read_saved(node: Any, name: str) -> Any:
     return None
 
 
-def came_as_nan(node: Any, shape: torch.Size) -> Tensor | None:
-    """The elements at which the input of a node was NaN; None if none was, or the node did not save its input."""
-    saved = read_saved(node, "self") if hasattr(node, "_saved_self") else None
-    found = saved.isnan() if isinstance(saved, Tensor) and saved.shape == shape else None
+def came_as_nan(node: Any, result: Tensor) -> Mask:
+    """The elements at which a node's input was NaN, or may have been; None if none was, or if no input was saved."""
+    if not hasattr(type(node), "_saved_self"):
+        return None
+    saved = read_saved(node, "self")
+    if saved is None:  # only a hook can fetch it
+        return everywhere(True, result)
+    found = saved.isnan() if isinstance(saved, Tensor) and saved.shape == result.shape else None
     return None if found is None or not bool(found.any()) else found
 
 

@@ -53,15 +53,18 @@ def recorded():
     return {each["name"]: each for each in content["work"]}
 
 
+WORK = [each for each in programs(ROOT / first_look.FILE) if each.part == "work"]
 ROUNDED = "gp_predictive_variance"
-"""A program that a processor decides: its variance is rounded to 0 or to a negative number."""
-WORK = [each for each in programs(ROOT / first_look.FILE) if each.part == "work" and each.name != ROUNDED]
+"""A program of which the processor decides how many origins it has: its variance is rounded to 0, or below 0."""
 
 
 @pytest.mark.parametrize("program", sample(WORK, 8, 3), ids=lambda each: each.name)  # `make first-look` runs all
 def test_each_program_that_was_used_for_work_gets_its_recorded_answer(program):
     """If an answer became better, run `make first-look`, and read the difference before you commit it."""
-    assert dataclasses.asdict(first_look.answer(program)) == recorded()[program.name]
+    found, expected = dataclasses.asdict(first_look.answer(program)), recorded()[program.name]
+    if program.name == ROUNDED:
+        assert expected["told"][0] in found.pop("told") and expected.pop("told")
+    assert found == expected
 
 
 def test_a_finding_is_judged_by_the_line_at_fault():

@@ -199,7 +199,7 @@ def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
     if selecting(grad):
         return Cotangent(value, everywhere(False, value))
     if step is not None and step.makes_up_zeros:  # a NaN that came in was used, though its derivative is 0
-        unknown = came_as_nan(step.node, value.shape)
+        unknown = came_as_nan(step.node, value)
         return Cotangent(value, everywhere(False, value) if unknown is None else both(unknown, mask_of(grad)))
     return Cotangent(value, None if step is not None and step.is_anothers else mask_of(grad))
 

@@ -465,7 +465,7 @@ def _of_constant(node: Any, value: Tensor, mask: Mask) -> Mask:
     the other factor is ignored. But the derivative of a step function is a ZeroTensor, too, and a NaN that came in was
     used.
     """
-    unknown = came_as_nan(node, value.shape)
+    unknown = came_as_nan(node, value)
     return everywhere(False, value) if unknown is None else mask if all_count(mask) else both(unknown, mask)
 
 
